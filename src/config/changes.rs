@@ -1,4 +1,4 @@
-//! What differs between two configurations, and what of it a run may take over when it is resumed.
+//! Differences between two configurations, and the keys that may change when a run is resumed.
 
 use super::explain::written;
 use super::keys::KEYS;
@@ -11,14 +11,13 @@ use toml::{Table, Value};
 pub struct Change {
     /// `section.key`
     pub key: &'static str,
-    /// As in TOML, or `unset`.
+    /// The old value as TOML, or `unset`.
     pub before: String,
     pub after: String,
 }
 
-/// Keys and sections whose values a run may change when it is resumed: how long and how fast it learns, what it tells
-/// and keeps, and what it computes on. Everything else would make it another run: what was computed so far would not
-/// fit what follows. A new key is refused until it is listed here.
+/// Keys and sections that may change when a run is resumed: length, learning rate, reports, checkpoints, and devices.
+/// Changing any other key would invalidate the steps computed so far. A new key is refused until it is listed here.
 const CHANGEABLE: &[&str] = &[
     "run.dir",
     "device.kind",
@@ -53,7 +52,7 @@ const CHANGEABLE: &[&str] = &[
 ];
 
 impl Change {
-    /// Whether a run may be resumed with it.
+    /// Whether it is allowed on resume.
     pub fn is_allowed_on_resume(&self) -> bool {
         let section = self.key.split('.').next().unwrap_or_default();
         CHANGEABLE.contains(&self.key) || CHANGEABLE.contains(&section)
@@ -61,10 +60,10 @@ impl Change {
 }
 
 impl Config {
-    /// What is different in `after`, in the order of the schema.
+    /// The differences of `after`, in the order of the schema.
     ///
     /// # Errors
-    /// If one has a number above 2^63 - 1, which TOML has not.
+    /// If a number exceeds TOML's 2^63 - 1.
     pub fn changes(&self, after: &Config) -> Result<Vec<Change>> {
         let table = |config| {
             Table::try_from(config).map_err(|e| Error::Invalid(format!("a configuration cannot be compared: {e}")))

@@ -1,11 +1,11 @@
-//! The keys that take one of a few words.
+//! Keys with a fixed set of values.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Declares an enum whose variants are words of the configuration, so that the word is written once.
+/// Declares an enum with its configuration words.
 macro_rules! choice {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$doc])*
@@ -15,10 +15,10 @@ macro_rules! choice {
         }
 
         impl $name {
-            /// The words that the configuration takes, in the order of the variants.
+            /// The configuration words, in the order of the variants.
             pub const CHOICES: &'static [&'static str] = &[$($word),+];
 
-            /// The word that the configuration uses for it.
+            /// Its configuration word.
             pub fn as_str(self) -> &'static str {
                 match self { $($name::$variant => $word,)+ }
             }
@@ -44,96 +44,96 @@ macro_rules! choice {
 }
 
 choice! {
-    /// The numbers that training computes with.
+    /// Precision of training.
     Precision {
         /// Everything in 32-bit floats.
         F32 = "f32",
-        /// 16-bit storage and matmuls with 32-bit accumulation and master weights.
+        /// f16 GEMMs and activations, with f32 accumulation and master weights.
         Mixed = "mixed",
     }
 }
 
 choice! {
-    /// What weights that are not trained are stored as.
+    /// Storage type of frozen weights.
     WeightDtype {
         /// 32-bit floats.
         F32 = "f32",
-        /// 16-bit floats alone: half the memory, and matmuls of 16-bit operands.
+        /// 16-bit floats only: half the memory, and f16 GEMMs.
         F16 = "f16",
     }
 }
 
 choice! {
-    /// How a GPU multiplies matrices of 32-bit floats.
+    /// f32 GEMMs on a GPU.
     MatmulF32 {
-        /// Decided when a run begins: `split-fp16` where that was measured to be faster and as precise, else `fma`.
+        /// Decided at the start of a run: `split-fp16` if autotuning measured it as faster and as precise, else `fma`.
         Auto = "auto",
         /// Fused multiply-adds.
         Fma = "fma",
-        /// Large ones on tensor cores, each number split into two 16-bit floats (3xFP16).
+        /// Large GEMMs on tensor cores, with each number split into two 16-bit floats (3xFP16).
         SplitFp16 = "split-fp16",
     }
 }
 
 choice! {
-    /// How documents become rows of a batch.
+    /// Packing of documents into rows of a batch.
     Packing {
-        /// `documents` where some of their text is only read: prompts, and what others than the assistant say. Else
+        /// `documents` if some of their text is masked in the loss (prompts, other turns than the assistant's), else
         /// `stream`.
         Auto = "auto",
-        /// One after the other, cut into windows wherever they end; a token sees all of its window before it.
+        /// Documents are concatenated and cut into windows; a token attends to all previous tokens of its window.
         Stream = "stream",
-        /// As many whole documents in a row as it has room for; none sees another.
+        /// Several whole documents per row, without attention between them.
         Documents = "documents",
-        /// One document in each row.
+        /// One document per row.
         Off = "off",
     }
 }
 
 choice! {
-    /// Which activations backward computes again instead of keeping them.
+    /// Activation recomputation.
     Recompute {
-        /// None: all that backward needs is kept.
+        /// None: all activations are saved for backward.
         None = "none",
-        /// Those of each block, of which only its inputs are kept.
+        /// By block: only the inputs of each block are saved.
         Block = "block",
     }
 }
 
 choice! {
-    /// How the angles of rotary positions are stretched for longer contexts.
+    /// RoPE scaling for longer contexts.
     RopeScaling {
-        /// Not at all.
+        /// No scaling.
         None = "none",
-        /// All by one factor.
+        /// All frequencies divided by one factor.
         Linear = "linear",
-        /// Slow ones by a factor, fast ones not.
+        /// Low frequencies divided by a factor, high ones unchanged.
         Llama3 = "llama3",
     }
 }
 
 choice! {
-    /// How the learning rate falls after the warm-up.
+    /// Learning-rate schedule after the warm-up.
     Schedule {
         /// Half a cosine from `learning_rate` down to `min_learning_rate` at the last step.
         Cosine = "cosine",
         /// A straight line from `learning_rate` down to `min_learning_rate` at the last step.
         Linear = "linear",
-        /// `learning_rate` to the end; `min_learning_rate` plays no part.
+        /// `learning_rate` to the end; `min_learning_rate` is unused.
         Constant = "constant",
         /// Warm-up, stable, decay: `learning_rate`, and down to `min_learning_rate` over the last `decay_steps`.
         Wsd = "wsd",
-        /// `learning_rate`, times `plateau_factor` whenever the validation loss has stopped falling.
+        /// `learning_rate`, multiplied by `plateau_factor` whenever the validation loss stops falling.
         Plateau = "plateau",
     }
 }
 
 choice! {
-    /// What is done about a loss or gradient that is not finite.
+    /// Reaction to a non-finite loss or gradient.
     NonFinite {
-        /// Go on without the update.
+        /// Skip the update.
         Skip = "skip",
-        /// Go back to the last good checkpoint, with a lower learning rate.
+        /// Roll back to the last good checkpoint, with a lower learning rate.
         Rollback = "rollback",
         /// End the run with a diagnosis.
         Stop = "stop",
@@ -141,27 +141,27 @@ choice! {
 }
 
 choice! {
-    /// The rule that turns gradients into updates.
+    /// The optimizer.
     OptimizerKind {
-        /// Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2019).
+        /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
         AdamW = "adamw",
         /// Adam with weight decay added to the gradient (Kingma and Ba, 2015).
         Adam = "adam",
         /// Stochastic gradient descent with momentum.
         Sgd = "sgd",
-        /// The same with Nesterov's momentum, which looks ahead (Nesterov, 1983).
+        /// SGD with Nesterov momentum (Nesterov, 1983).
         Nag = "nag",
         /// Gradients divided by the root of the mean of their squares (Tieleman and Hinton, 2012).
         RmsProp = "rmsprop",
-        /// The sign of a momentum, with weight decay apart from the gradient (Chen et al., 2023).
+        /// The sign of the momentum, with decoupled weight decay (Chen et al., 2023).
         Lion = "lion",
-        /// Momentum made orthogonal, of the matrices in blocks (Jordan et al., 2024); AdamW of everything else.
+        /// Orthogonalized momentum for the matrices of blocks (Jordan et al., 2024); AdamW for all other parameters.
         Muon = "muon",
     }
 }
 
 choice! {
-    /// How Muon's learning rate follows from the shape of a matrix.
+    /// Scaling of Muon's learning rate by the shape of a matrix.
     AdjustLr {
         /// Times 0.2 sqrt(max(outputs, inputs)): updates are as large as AdamW's, and so are learning rates (Liu et
         /// al., 2025).

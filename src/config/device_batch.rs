@@ -1,21 +1,21 @@
-//! In what proportion devices share the sequences of a step, as users write it: `[16, 4]`, or `auto`.
+//! The proportion in which devices share the sequences of a step: `[16, 4]`, or `auto`.
 
 use serde::{Deserialize, Serialize};
 
 /// What `train.device_batch` expects.
 pub(super) const EXPECTED: &str = "auto, or a list of whole numbers above 0, as in [16, 4]";
 
-/// In what proportion the devices share the sequences of a step.
+/// The proportion in which devices share the sequences of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DeviceBatch {
-    /// As they are told, a number for each. None: all the same.
+    /// Given proportions, one number per device. Empty: equal shares.
     Parts(Vec<usize>),
-    /// By how fast each computes, which is measured at the start.
+    /// By measured speed at the start.
     Measured(Auto),
 }
 
-/// The word for what is measured.
+/// The word `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Auto {

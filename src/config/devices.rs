@@ -1,4 +1,4 @@
-//! What a run computes on, as users write it: `auto`, `cpu`, `gpu`, `gpu:1`, or several of them.
+//! The devices of a run: `auto`, `cpu`, `gpu`, `gpu:1`, or several of them.
 
 pub use crate::device_kind::DeviceKind;
 use std::fmt;
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 pub(super) const EXPECTED: &str =
     "one of auto, cpu, gpu, gpu:N (such as gpu:1), or several: gpu:all, gpu:0,1,3, gpu:0,cpu";
 
-/// The devices that are asked for, one for each rank of a process: one at least.
+/// The requested devices, one per rank of a process; at least one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Devices(Vec<DeviceKind>);
 
 impl Devices {
-    /// The only device, if it is one for certain.
+    /// The only device, if there is exactly one.
     pub fn single(&self) -> Option<DeviceKind> {
         match self.0[..] {
             [DeviceKind::AllGpus] => None,

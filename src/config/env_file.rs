@@ -1,9 +1,8 @@
 //! Reads a flat `.env` file (`NAME=value` lines) into a layer.
 //!
-//! Three spellings of a key are known: the short names below (`BATCH_SIZE`), `RUSTYFLOW_SECTION__KEY` and
-//! `section.key`.
-//! `#` starts a comment, at the start of a line or after a blank; `export` in front of a name is passed over; quotes
-//! around a value are not part of it, and between double quotes `\n`, `\t`, `\"` and `\\` have their usual meaning.
+//! A key has three spellings: the short names below (`BATCH_SIZE`), `RUSTYFLOW_SECTION__KEY` and `section.key`. `#`
+//! starts a comment, at the start of a line or after a blank; `export` before a name is ignored; quotes around a value
+//! are removed, and within double quotes `\n`, `\t`, `\"` and `\\` are escapes.
 
 use std::path::Path;
 
@@ -30,7 +29,7 @@ const SHORT_NAMES: &[(&str, &str)] = &[
 /// The folder that the run is written to: its parent is `run.dir`, its last part `run.name`.
 const MODEL_PATH: &str = "MODEL_PATH";
 
-/// The layer that the text of a `.env` file gives. `place` is the name of the file in errors.
+/// Parses a `.env` file into a layer. `place` is the name of the file in errors.
 pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
     let mut layer = Layer::default();
     for (index, line) in text.lines().enumerate() {
@@ -57,7 +56,7 @@ pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// The key that a name stands for, in any of its spellings.
+/// The key of a name, in any spelling.
 fn find(name: &str) -> Option<Named> {
     if let Some((_, key)) = SHORT_NAMES.iter().find(|(short, _)| *short == name) {
         return keys::find(key);
@@ -68,7 +67,7 @@ fn find(name: &str) -> Option<Named> {
     keys::find(name)
 }
 
-/// The message about a name that stands for no key.
+/// The message for an unknown name.
 fn unknown(name: &str) -> String {
     if name.contains('.') {
         return keys::unknown_key(name, |key| key.name.into());

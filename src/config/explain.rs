@@ -9,8 +9,8 @@ use super::origin::Origin;
 use crate::units;
 
 impl Resolved {
-    /// Every value in force, each with a trailing comment that says where it came from (`# from quick.toml:4`, or
-    /// `# default`). The text is a configuration file that gives the same [`Config`](super::Config) again.
+    /// Every value in force, with its origin in a trailing comment (`# from quick.toml:4`, or `# default`). The text is
+    /// a configuration file that parses to the same [`Config`](super::Config).
     pub fn to_toml(&self) -> String {
         // A seed above i64::MAX, which TOML cannot hold, never comes out of `Layers`.
         let table = Table::try_from(&self.config).expect("a checked configuration can be written as TOML");
@@ -47,12 +47,13 @@ pub(super) fn derived_keys(text: &str) -> Vec<String> {
     keys
 }
 
-/// The value as TOML, which gives the same number again.
+/// The value as TOML, without loss of precision.
 pub(super) fn written(value: &Value) -> String {
     value.as_float().map_or_else(|| value.to_string(), units::toml_float)
 }
 
-/// The comment about an origin. A file name may hold what a TOML comment may not, such as the end of a line.
+/// The comment for an origin, with characters escaped that a TOML comment must not contain, such as line breaks in file
+/// names.
 fn comment(origin: &Origin) -> String {
     let text = match origin {
         Origin::Default | Origin::Derived(_) | Origin::Settled(_) => origin.to_string(),

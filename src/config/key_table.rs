@@ -1,5 +1,5 @@
-//! The declaration of every key: name, type, range and meaning. Defaults are those of the structs in `schema`; the
-//! checks, the template, the JSON Schema and the tables of `docs/configuration.md` follow from these.
+//! The declaration of every key: name, type, range and meaning. Defaults are in the structs of `schema`. The checks,
+//! the template, the JSON Schema and the tables of `docs/configuration.md` are generated from this table.
 
 use super::choice::{
     AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,

@@ -1,4 +1,4 @@
-//! The list of keys: what each takes, how its text is read, and which one a misspelt name meant.
+//! The list of keys: their types, parsing of their values, and suggestions for misspelled names.
 
 use toml::Value;
 
@@ -8,22 +8,22 @@ pub(super) use super::key_table::KEYS;
 use super::range::Range;
 use super::synonyms;
 
-/// What a key takes.
+/// The type of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// Any text.
     Text,
-    /// A list of texts; outside of TOML, with commas between them.
+    /// A list of texts; comma-separated outside TOML.
     Texts,
     /// `true` or `false`.
     Flag,
-    /// A whole number that the GPU can index with, which is at most `u32::MAX`.
+    /// An integer that a GPU can index with, at most `u32::MAX`.
     Count,
-    /// [`DeviceBatch`](super::DeviceBatch); outside of TOML, numbers with commas between them.
+    /// [`DeviceBatch`](super::DeviceBatch); comma-separated numbers outside TOML.
     DeviceBatch,
-    /// A whole number of up to 63 bits (TOML has no larger ones).
+    /// An integer of up to 63 bits, TOML's largest.
     Seed,
-    /// A finite number that fits in 32-bit floats, for those are what it will be used in.
+    /// A finite number in the range of f32, in which it is used.
     Real,
     /// One of these words.
     Choice(&'static [&'static str]),
@@ -39,13 +39,13 @@ pub(super) struct Key {
     /// `section.key`.
     pub name: &'static str,
     pub kind: Kind,
-    /// Numbers outside of it are refused.
+    /// Valid range.
     pub range: Range,
-    /// What the key sets, a line of Markdown.
+    /// Description, a line of Markdown.
     pub help: &'static str,
 }
 
-/// What `--set` can begin with: `section.key=`, with the words that a key takes.
+/// Completions of `--set`: `section.key=`, with the key's words.
 #[cfg(feature = "cli")]
 pub(crate) fn completions_of_set() -> Vec<String> {
     let words = |key: &Key| match key.kind {
@@ -56,8 +56,7 @@ pub(crate) fn completions_of_set() -> Vec<String> {
     KEYS.iter().flat_map(|key| words(key).into_iter().map(|word| format!("{}={word}", key.name))).collect()
 }
 
-/// The key that a flag of this name sets in other tools, or the only one that is called so, and what stands for a
-/// value.
+/// The key for a flag name of other tools, or the only key with this name, and a placeholder for its value.
 #[cfg(feature = "cli")]
 pub(crate) fn key_for_flag(name: &str) -> Option<(&'static str, String)> {
     let last = name.replace('-', "_");
@@ -84,14 +83,14 @@ pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[("device.f32_products", "devi
 /// Other names of keys, for where people look for them. They are read as the key's own, without a warning.
 pub(super) const OTHER_NAMES: &[(&str, &str)] = &[("train.precision", "device.precision")];
 
-/// Former words for values: of which key, the word, and the current one. They are read for one version, with a warning.
+/// Deprecated values: key, old word, new word. They are read for one version, with a warning.
 pub(super) const RENAMED_WORDS: &[(&str, &str, &str)] = &[("device.matmul_f32", "halves", "split-fp16")];
 
 /// A key as somebody wrote it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named {
     pub key: &'static Key,
-    /// The name that was written, if it is a former one.
+    /// The deprecated name as written, if it is one.
     pub former: Option<&'static str>,
 }
 
@@ -114,7 +113,7 @@ fn find_by(is_meant: impl Fn(&str) -> bool) -> Option<Named> {
     KEYS.iter().find(current).map(named)
 }
 
-/// The current word for a former one of a key's values; `None` if the word is no former one.
+/// The new word for a deprecated value of a key; `None` if it is not deprecated.
 pub fn current_word(key: &str, word: &str) -> Option<&'static str> {
     RENAMED_WORDS.iter().find(|(its_key, former, _)| *its_key == key && *former == word).map(|(_, _, current)| *current)
 }
@@ -134,7 +133,7 @@ impl Key {
         variable_of(self.name)
     }
 
-    /// The value that plain text stands for, where all of it is meant (a flag, a line of a `.env` file).
+    /// Parses literal text (a flag, a line of a `.env` file).
     pub(super) fn value_of_text(&self, text: &str) -> Value {
         let number = |text: &str| text.parse::<f64>().ok().map(Value::Float);
         match self.kind {
@@ -160,8 +159,8 @@ impl Key {
         }
     }
 
-    /// The value that text stands for where it may be written as in TOML (`--set`, the environment): as
-    /// [`value_of_text`](Self::value_of_text), but quotes around a text are not part of it.
+    /// Parses text that may be TOML (`--set`, the environment): like [`value_of_text`](Self::value_of_text), but quotes
+    /// around a text are removed.
     pub(super) fn value_of_toml(&self, text: &str) -> Value {
         if text.starts_with(['"', '\''])
             && let Ok(Value::String(inner)) = text.parse()
@@ -173,7 +172,7 @@ impl Key {
 }
 
 impl Kind {
-    /// The value in the type that the schema has for it, or what was expected and what was got.
+    /// Converts a value to the key's type, or returns the expected and the actual type.
     pub(super) fn check(self, value: Value) -> Result<Value, String> {
         let refuse = |expected: &str, value: &Value| Err(format!("expected {expected}, got {}", describe(value)));
         match (self, value) {
@@ -220,7 +219,7 @@ impl Kind {
     }
 }
 
-/// A [`GroupConfig`](super::GroupConfig) with its defaults, or what is wrong with it.
+/// Parses a [`GroupConfig`](super::GroupConfig) with defaults, or returns the error.
 fn check_group(value: Value) -> Result<Value, String> {
     let Value::Table(mut group) = value else {
         return Err(format!("expected a table with the key match, got {}", describe(&value)));
@@ -242,7 +241,7 @@ fn check_group(value: Value) -> Result<Value, String> {
     }
 }
 
-/// What a value is, in words short enough for an error message.
+/// A short description of a value for error messages.
 fn describe(value: &Value) -> String {
     match value {
         Value::String(text) if text.chars().count() > 60 => {
@@ -298,7 +297,7 @@ pub(super) fn unknown_section(name: &str) -> String {
     }
 }
 
-/// The candidate that a misspelt word most likely meant, if any is close.
+/// The closest candidate to a misspelled word, if any is close.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let scored = candidates.map(|candidate| (similarity(word, candidate), candidate));
     let best = scored.reduce(|best, next| if next.0 > best.0 { next } else { best });

@@ -1,4 +1,4 @@
-//! Puts the layers over one another and makes the typed configuration of what is left.
+//! Merges the layers into the typed configuration.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -27,8 +27,8 @@ const LEAST_EVALUATIONS: usize = 5;
 /// What a warning about a former name ends in.
 const FORMER: &str = "the next version will not read the former name";
 
-/// Collects values, in any order of calls: the layer decides which wins, and only within a layer does the later one.
-/// Names and types are checked as values come in, so that an error can name the place; ranges are checked by `build`.
+/// Collects values in any order of calls: the higher layer wins, and within a layer the later value. Names and types
+/// are checked when a value is added, so that an error can name the place; `build` checks ranges.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     layers: Vec<Layer>,
@@ -47,7 +47,7 @@ pub(super) struct Layer {
     /// See [`Origin::rank`].
     rank: u8,
     values: BTreeMap<&'static str, Given>,
-    /// What should be written in another way.
+    /// Warnings about deprecated names.
     warnings: Vec<String>,
 }
 
@@ -93,14 +93,14 @@ impl Layers {
         Layers::default()
     }
 
-    /// A layer from the text of a TOML file; `place` is the name that errors and origins give it.
+    /// Adds the text of a TOML file; `place` is its name in errors and origins.
     pub fn toml_str(mut self, place: &str, text: &str) -> Result<Self> {
         self.layers.push(toml_file::read(place, text)?);
         Ok(self)
     }
 
-    /// A layer from a file: `.env`, `.env.*` and `*.env` are read as `NAME=value` lines, every other name as TOML.
-    /// Of several files the later one wins.
+    /// Adds a file: `.env`, `.env.*` and `*.env` have `NAME=value` lines, all others TOML. Later files override earlier
+    /// ones.
     pub fn file(mut self, path: &Path) -> Result<Self> {
         let place = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|source| Error::io("read", path, source))?;
@@ -118,8 +118,8 @@ impl Layers {
         Ok(self)
     }
 
-    /// The layer of the environment: variables named `RUSTYFLOW_SECTION__KEY`, written as for [`set`](Self::set).
-    /// Names without `__` serve other purposes and are passed over, unless they are a key's name but for one `_`.
+    /// Adds the environment: variables named `RUSTYFLOW_SECTION__KEY`, with values as for [`set`](Self::set). Names
+    /// without `__` are ignored, unless they are a key's name with one `_` missing.
     pub fn environment(mut self, variables: impl Iterator<Item = (String, String)>) -> Result<Self> {
         let mut layer = Layer::default();
         for (name, text) in variables {
@@ -145,7 +145,7 @@ impl Layers {
         Ok(self)
     }
 
-    /// A value from `--set section.key=value`. The value is written as in TOML; a text needs no quotes.
+    /// Adds `--set section.key=value`. The value is TOML; a text needs no quotes.
     pub fn set(mut self, assignment: &str) -> Result<Self> {
         let Some((name, text)) = assignment.split_once('=') else {
             return Err(wrong("--set", assignment, "expected section.key=value, found no `=`"));
@@ -158,8 +158,7 @@ impl Layers {
         Ok(self)
     }
 
-    /// A value from a flag with a name of its own; `flag` is that name (`--steps`), `key` is `section.key`, and the
-    /// text of `value` is taken literally.
+    /// Adds a flag; `flag` is its name (`--steps`), `key` is `section.key`, and the text of `value` is literal.
     pub fn flag(mut self, flag: &'static str, key: &str, value: impl Display) -> Result<Self> {
         let origin = Origin::Flag(flag);
         let Some(named) = keys::find(key) else {
@@ -183,7 +182,7 @@ impl Layers {
         &mut self.layers[index]
     }
 
-    /// `run.dir`, where a run is looked for before its configuration is known.
+    /// `run.dir`, the folder of runs, before the configuration is complete.
     #[cfg(feature = "cli")]
     pub(crate) fn run_dir(&self) -> String {
         let given = self.layers.iter().filter_map(|layer| Some((layer.rank, layer.values.get("run.dir")?)));
@@ -191,7 +190,7 @@ impl Layers {
         highest.map_or_else(|| Config::default().run.dir, str::to_string)
     }
 
-    /// The configuration in force, checked.
+    /// Merges and validates the configuration.
     pub fn build(mut self) -> Result<Resolved> {
         self.layers.sort_by_key(|layer| layer.rank);
         let (mut values, mut warnings) = (BTreeMap::new(), Vec::new());
@@ -215,8 +214,8 @@ impl Layers {
     }
 }
 
-/// Lets the values of a run's `config.toml` that nobody set follow again from the others, as a minimum of a tenth of
-/// the learning rate does. The comment behind a value says that it follows, and one that was edited since does not.
+/// Removes derived values of a run's `config.toml`, such as a minimum learning rate of a tenth of the learning rate, so
+/// that they are derived again. The comment after a value marks it as derived; a value edited since is kept.
 fn release_derived(mut layer: Layer, text: &str) -> Layer {
     let follows = explain::derived_keys(text);
     for key in [MIN_LEARNING_RATE, EVAL_EVERY].into_iter().filter(|key| follows.iter().any(|name| name == key)) {
@@ -261,25 +260,25 @@ fn assemble(values: BTreeMap<&'static str, Given>) -> Result<Resolved> {
     Ok(resolved)
 }
 
-/// The configuration in force, and where each of its values came from.
+/// The merged configuration, with the origin of each value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     /// The values.
     pub config: Config,
     /// The origin of each value by `section.key`. Of `train.max_steps` and `train.epochs`, only the one that is set.
     pub origins: BTreeMap<String, Origin>,
-    /// What should be written in another way: former names, which the next version no longer reads.
+    /// Warnings about deprecated names, which the next version does not read.
     pub warnings: Vec<String>,
 }
 
 impl Resolved {
-    /// Where the value of a key came from.
+    /// The origin of a key's value.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Replaces `device.matmul_f32 = "auto"` by what it came to, so that the run's config.toml says it; `how` tells
-    /// why. Any other value stays.
+    /// Replaces `device.matmul_f32 = "auto"` by its resolved value for the run's config.toml; `how` is the reason.
+    /// Other values are kept.
     pub fn resolve_matmul_f32(&mut self, value: MatmulF32, how: &'static str) {
         if self.config.device.matmul_f32 == MatmulF32::Auto {
             self.config.device.matmul_f32 = value;
@@ -287,7 +286,7 @@ impl Resolved {
         }
     }
 
-    /// Replaces `train.device_batch = "auto"` by what it came to, as [`Resolved::resolve_matmul_f32`] does.
+    /// Replaces `train.device_batch = "auto"` by its resolved value, like [`Resolved::resolve_matmul_f32`].
     pub fn resolve_device_batch(&mut self, parts: Vec<usize>, how: &'static str) {
         if self.config.train.device_batch == DeviceBatch::AUTO {
             self.config.train.device_batch = DeviceBatch::Parts(parts);
@@ -295,7 +294,7 @@ impl Resolved {
         }
     }
 
-    /// Gives a value that nobody set; `how` says what it follows from.
+    /// Sets a value that is not set; `how` names the source.
     pub fn derive(&mut self, key: &str, how: &'static str, set: impl FnOnce(&mut Config)) {
         if self.origin(key).is_default() {
             set(&mut self.config);
@@ -303,10 +302,10 @@ impl Resolved {
         }
     }
 
-    /// Takes over `[model]`: values that nobody set become those, and values that were set must be the same.
+    /// Sets `[model]` from a model: unset values are taken from it, set ones must be equal.
     ///
     /// # Errors
-    /// If one is not.
+    /// If a set value differs.
     pub fn follow_model(&mut self, model: ModelConfig, how: &'static str) -> Result<()> {
         let after = Config { model, ..self.config.clone() };
         for change in self.config.changes(&after)? {
@@ -361,12 +360,12 @@ impl Resolved {
         }
     }
 
-    /// Fits to the number of steps of the run what nobody set: the warm-up is at most a tenth of it, and there are five
-    /// evaluations at least. [`build`](Layers::build) does so for `max_steps`; how many steps `epochs` makes is known
-    /// once the text is loaded.
+    /// Adapts unset values to the number of steps: the warm-up is at most a tenth of them, and there are at least five
+    /// evaluations. [`build`](Layers::build) does this for `max_steps`; the steps of `epochs` are known only once the
+    /// text is loaded.
     ///
     /// # Errors
-    /// If the warm-up was set, and the run ends before it does.
+    /// If a set warm-up is longer than the run.
     pub fn fit_length(&mut self, steps: usize) -> Result<()> {
         self.derive_from_length(steps);
         validate::warmup(self, steps)
@@ -405,15 +404,14 @@ impl Resolved {
     }
 }
 
-/// The `RUSTYFLOW_*` variables of this process, for [`Layers::environment`]. Other variables are left alone, for they
-/// need not be UTF-8, which `std::env::vars` panics on.
+/// The `RUSTYFLOW_*` variables of this process, for [`Layers::environment`]. Other variables are not read, because
+/// `std::env::vars` panics if they are not UTF-8.
 pub fn process_environment() -> impl Iterator<Item = (String, String)> {
     let text = |part: std::ffi::OsString| part.to_string_lossy().into_owned();
     std::env::vars_os().map(move |(name, value)| (text(name), text(value))).filter(|(n, _)| n.starts_with("RUSTYFLOW_"))
 }
 
-/// Whether a file is a configuration: by its name (`.toml`, `.env`), or, whatever it is called, by the sections that it
-/// has.
+/// Whether a file is a configuration: by its name (`.toml`, `.env`), or by its sections.
 #[cfg(feature = "cli")]
 pub(crate) fn is_configuration(path: &Path) -> bool {
     /// A configuration is never larger.

@@ -1,9 +1,8 @@
 //! The configuration: a typed schema, the layers its values come from, and the text that explains them.
 //!
-//! A value is taken from the highest layer that gives it:
-//! defaults < file (TOML or `.env`) < environment `RUSTYFLOW_SECTION__KEY` < `--set section.key=value` < flag.
-//! Every value remembers its [`Origin`], so that an error can name the line to mend and `config.toml` of a run can say
-//! where each number came from. `docs/configuration.md` lists every key.
+//! The highest layer that sets a value wins: defaults < file (TOML or `.env`) < environment `RUSTYFLOW_SECTION__KEY` <
+//! `--set section.key=value` < flag. Every value has its [`Origin`], so that an error can name the line and a run's
+//! `config.toml` the source of each number. `docs/configuration.md` lists every key.
 //!
 //! ```
 //! use rustyflow::config::Layers;

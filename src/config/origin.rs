@@ -1,15 +1,15 @@
-//! Where a value came from.
+//! The origin of a value.
 
 use std::fmt;
 
-/// The layer, and the place in it, that gave a value.
+/// The layer and the place that set a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody set it.
+    /// Not set.
     Default,
-    /// Nobody set it, and its default follows from other values; the text says from which and how.
+    /// Not set, with a default that depends on other values; the text names them.
     Derived(&'static str),
-    /// `auto`, which came to this value; the text says why.
+    /// `auto`, resolved to this value; the text is the reason.
     Settled(&'static str),
     /// A line, counted from 1, of a configuration file.
     File {
@@ -22,12 +22,12 @@ pub enum Origin {
     Environment(String),
     /// A `--set section.key=value`.
     Set,
-    /// A flag with a name of its own, such as `--steps`.
+    /// A flag, such as `--steps`.
     Flag(&'static str),
 }
 
 impl Origin {
-    /// Whether nobody set the value.
+    /// Whether the value is not set.
     pub fn is_default(&self) -> bool {
         matches!(self, Origin::Default | Origin::Derived(_))
     }

@@ -1,4 +1,4 @@
-//! The interval that the value of a key lies in.
+//! The valid range of a key.
 
 use std::fmt;
 use std::ops::Bound::{self, Excluded, Included, Unbounded};
@@ -36,7 +36,7 @@ impl Range {
         (self.low, self.high).contains(&x)
     }
 
-    /// As it follows the type in a table; nothing for [`Range::ANY`].
+    /// Its text after the type in a table; empty for [`Range::ANY`].
     pub fn in_table(&self) -> String {
         match (self.low, self.high) {
             (Unbounded, Unbounded) => String::new(),

@@ -1,4 +1,4 @@
-//! Recipes: configurations that state what their run comes to, in a table `[recipe]` that training passes over.
+//! Recipes: configurations with the expected result of their run, in a table `[recipe]` that training ignores.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// The name of the table.
 pub(super) const RECIPE: &str = "recipe";
 
-/// The recipes that ship, by name. Of `configs/` those are recipes whose loss was seen.
+/// The built-in recipes by name: the files in `configs/` with a measured loss.
 pub const RECIPES: &[(&str, &str)] = &[
     ("quickstart", QUICKSTART),
     ("shakespeare-char", include_str!("../../configs/shakespeare-char.toml")),
@@ -19,17 +19,17 @@ pub const RECIPES: &[(&str, &str)] = &[
     ("qwen3-tiny", include_str!("../../configs/qwen3-tiny.toml")),
 ];
 
-/// What a run is to come to.
+/// The expected result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// What it trains.
+    /// Description of the model and the data.
     pub about: String,
     /// The best validation loss, in nats per token.
     pub validation_loss: f64,
-    /// How far a run's may be from it.
+    /// Tolerance of the validation loss.
     pub tolerance: f64,
-    /// How long the run took, and on what.
+    /// Measured times of the run, with their hardware.
     #[serde(default)]
     pub expected: Vec<RecipeTime>,
 }
@@ -43,7 +43,7 @@ pub struct RecipeTime {
 }
 
 impl Recipe {
-    /// The recipe in a configuration file.
+    /// Reads the recipe of a configuration file.
     ///
     /// # Errors
     /// If it cannot be read or has none.
@@ -52,10 +52,10 @@ impl Recipe {
         Recipe::of_text(&path.display().to_string(), &text)
     }
 
-    /// The recipe in the text of a configuration file; `place` is the name that errors give it.
+    /// Parses the recipe of a configuration file; `place` is its name in errors.
     ///
     /// # Errors
-    /// If it has none, or one that lacks something.
+    /// If it has none, or an incomplete one.
     pub fn of_text(place: &str, text: &str) -> Result<Recipe> {
         #[derive(Deserialize)]
         struct File {
@@ -73,7 +73,7 @@ impl Recipe {
         }
     }
 
-    /// Whether a run that came to this loss reproduces it.
+    /// Whether this loss is within the tolerance.
     pub fn is_met_by(&self, validation_loss: f64) -> bool {
         (validation_loss - self.validation_loss).abs() <= self.tolerance
     }

@@ -1,4 +1,4 @@
-//! What is written about every key: a configuration file to begin with, a JSON Schema for editors, and the tables of
+//! The reference of all keys: a template configuration file, a JSON Schema for editors, and the tables of
 //! `docs/configuration.md`.
 
 use std::fmt::Write;
@@ -10,16 +10,16 @@ use super::keys::{KEYS, Key, Kind, SECTIONS};
 use super::recipe::RECIPE;
 use super::schema::Config;
 
-/// Keys whose default follows from another one.
+/// Keys whose default depends on another key.
 const DERIVED: [(&str, &str); 2] =
     [("train.min_learning_rate", "learning_rate / 10"), ("model.embd_dropout", "model.dropout")];
 
 static DEFAULTS: LazyLock<toml::Table> =
     LazyLock::new(|| toml::Table::try_from(Config::default()).expect("the defaults are numbers, texts and booleans"));
 
-/// What is written about a key.
+/// The documentation of a key.
 struct Row {
-    /// What the key takes, in Markdown.
+    /// Type and range of the key, in Markdown.
     takes: String,
     /// As in TOML; `None` where there is none, or it follows from another key.
     default: Option<toml::Value>,
@@ -56,7 +56,7 @@ impl Key {
     }
 }
 
-/// A configuration file with every key, what it means and its default, all behind `#`: it changes nothing.
+/// A configuration file with every key, its description and its default, all commented out.
 pub fn template() -> String {
     let mut text = String::from(
         "# A configuration of rustyflow. Lines that begin with # show defaults: take the # away to set a key.\n\
@@ -77,7 +77,7 @@ pub fn template() -> String {
     text
 }
 
-/// The JSON Schema (draft 7) of a configuration file, from which editors complete and check TOML.
+/// The JSON Schema (draft 7) of configuration files, for completion and validation in editors.
 pub fn json_schema() -> Value {
     let mut sections = serde_json::Map::new();
     for section in SECTIONS {
@@ -106,7 +106,7 @@ pub fn json_schema() -> Value {
 }
 
 impl Kind {
-    /// What it takes, in Markdown.
+    /// Type, in Markdown.
     fn describe(self) -> String {
         match self {
             Kind::Text => "text".into(),
@@ -123,7 +123,7 @@ impl Kind {
     }
 }
 
-/// What a key of this kind takes, as a JSON Schema.
+/// The JSON Schema of this type.
 fn values(kind: Kind) -> Value {
     match kind {
         Kind::Text => json!({ "type": "string" }),

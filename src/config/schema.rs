@@ -1,7 +1,7 @@
 //! The typed configuration: one struct per section, one field per key.
 //!
-//! Real numbers are `f64` so that `0.001` is written back as `0.001`; whoever computes with them narrows them.
-//! A `Config` is made by [`Layers`](super::Layers), which checks it; `Config::default()` passes those checks.
+//! Real numbers are `f64`, so that `0.001` is written back as `0.001`; computations convert them to f32.
+//! [`Layers`](super::Layers) creates and validates a `Config`; `Config::default()` is valid.
 
 mod model;
 
@@ -17,37 +17,37 @@ use super::choice::{
 use super::device_batch::DeviceBatch;
 use super::devices::Devices;
 
-/// Everything that a run can be told.
+/// The configuration of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Where a run is written, and its seed.
+    /// Output folder and seed.
     pub run: RunConfig,
-    /// What it computes on.
+    /// Devices and precision.
     pub device: DeviceConfig,
-    /// The text and how it becomes tokens.
+    /// The text and its tokenizer.
     pub data: DataConfig,
     /// The shape of the model.
     pub model: ModelConfig,
-    /// Adapters of low rank, which are trained instead of the model's weights.
+    /// LoRA adapters, which are trained instead of the model's weights.
     pub lora: LoraConfig,
-    /// How long and how fast to train.
+    /// Length, batch size and learning rate.
     pub train: TrainConfig,
-    /// The update rule.
+    /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// What is saved and kept.
+    /// Checkpoints.
     pub checkpoint: CheckpointConfig,
-    /// What is done when a run goes bad.
+    /// Reactions to anomalies.
     pub guard: GuardConfig,
-    /// What is reported.
+    /// Logs and reports.
     pub log: LogConfig,
-    /// How text is sampled from the model.
+    /// Sampling settings.
     pub generate: GenerateConfig,
 }
 
 impl Config {
-    /// The name of the run's folder: `run.name`, or `<corpus>-L2-H4-E128-<device>` where that is empty.
-    /// `device` is the word for what is computed on, such as `gpu`.
+    /// The name of the run's folder: `run.name`, or `<corpus>-L2-H4-E128-<device>` if that is empty. `device` is a word
+    /// such as `gpu`.
     pub fn run_name(&self, device: &str) -> String {
         if !self.run.name.is_empty() {
             return self.run.name.clone();
@@ -61,15 +61,15 @@ impl Config {
     }
 }
 
-/// `[run]`: where a run is written, and its seed.
+/// `[run]`: output folder and seed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// The folder that holds the folders of runs. Default `runs`.
+    /// The folder of all runs. Default `runs`.
     pub dir: String,
     /// The name of this run's folder in `dir`. Default empty: see [`Config::run_name`].
     pub name: String,
-    /// Seeds the initial weights, the order of batches and dropout. Default 1337.
+    /// Seed of initial weights, batch order and dropout. Default 1337.
     pub seed: u64,
 }
 
@@ -79,7 +79,7 @@ impl Default for RunConfig {
     }
 }
 
-/// `[device]`: what a run computes on.
+/// `[device]`: devices and precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
@@ -87,13 +87,13 @@ pub struct DeviceConfig {
     pub kind: Devices,
     /// `f32` or `mixed`. Default `f32`.
     pub precision: Precision,
-    /// `auto`, `fma` or `split-fp16`. Default `auto`; a run writes down what it came to.
+    /// `auto`, `fma` or `split-fp16`. Default `auto`; a run stores the resolved value.
     pub matmul_f32: MatmulF32,
     /// Threads of the CPU path. Default 0: one per physical core.
     pub threads: usize,
-    /// Whether to go on with the CPU when the GPU that was asked for is not there. Default false: that is an error.
+    /// Whether to fall back to the CPU if the requested GPU does not exist. Default false: that is an error.
     pub allow_fallback: bool,
-    /// Whether an adapter that emulates a GPU on the CPU may be chosen. Default false.
+    /// Whether a software GPU may be chosen. Default false.
     pub allow_software: bool,
 }
 
@@ -110,25 +110,24 @@ impl Default for DeviceConfig {
     }
 }
 
-/// `[data]`: the text and how it becomes tokens.
+/// `[data]`: the text and its tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
     /// `sample`, `wikitext-2`, `tinyshakespeare`, or the path of a file or folder. Default `sample`.
     pub corpus: String,
-    /// Which files of a folder, as in a `.gitignore`: `["*.md", "!drafts/**"]`. Default empty: all texts.
+    /// Patterns of the files of a folder, as in a `.gitignore`: `["*.md", "!drafts/**"]`. Default empty: all texts.
     pub files: Vec<String>,
     /// `char`, `word`, `bpe`, `gpt2`, or the path of a `tokenizer.json` or of a folder with `vocab.json` and
     /// `merges.txt`. Default `bpe`.
     pub tokenizer: String,
-    /// Tokens of the vocabulary that `bpe` trains; other tokenizers do not use it. Default 2048.
+    /// Size of the trained BPE vocabulary; other tokenizers ignore it. Default 2048.
     pub vocab_size: usize,
-    /// The share of a corpus without a validation split of its own that is held out, in (0, 1). Default 0.1.
+    /// The fraction held out for validation from a corpus without a validation split, in (0, 1). Default 0.1.
     pub validation_fraction: f64,
-    /// How conversations are written: `chatml`, or the path of a template in Jinja. Default empty: the template in the
-    /// tokenizer's folder.
+    /// Chat template: `chatml`, or the path of a Jinja template. Default empty: the template in the tokenizer's folder.
     pub chat_template: String,
-    /// `auto`, `stream`, `documents` or `off`: how documents become rows of a batch. Default `auto`.
+    /// Packing of documents into rows: `auto`, `stream`, `documents` or `off`. Default `auto`.
     pub packing: Packing,
 }
 
@@ -146,16 +145,16 @@ impl Default for DataConfig {
     }
 }
 
-/// How long to train: in optimizer steps, or in passes over the training split.
+/// Length of the training: optimizer steps, or passes over the training split.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum TrainLength {
     /// Optimizer steps.
     Steps(usize),
-    /// Passes over the training split; a fraction is fine.
+    /// Passes over the training split, possibly fractional.
     Epochs(f64),
 }
 
-/// `[train]`: how long and how fast to train.
+/// `[train]`: length, batch size and learning rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
@@ -166,47 +165,47 @@ pub struct TrainConfig {
     /// Optimizer steps to train. Default 1000, unless `epochs` is set. Exactly one of the two is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<usize>,
-    /// Passes over the training split; a fraction is fine. Default unset.
+    /// Passes over the training split, possibly fractional. Default unset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub epochs: Option<f64>,
     /// The highest learning rate, reached after the warm-up. Default 1e-3.
     pub learning_rate: f64,
-    /// The learning rate that the schedule falls to. Default `learning_rate / 10`, of `wsd` and `plateau` 0.
+    /// The final learning rate of the schedule. Default `learning_rate / 10`; 0 for `wsd` and `plateau`.
     pub min_learning_rate: f64,
-    /// Optimizer steps in which the learning rate rises from 0. Default 100, or a tenth of the run's if that is less.
+    /// Optimizer steps of the linear warm-up from 0. Default 100, at most a tenth of the run's.
     pub warmup_steps: usize,
     /// `cosine`, `linear`, `constant`, `wsd` or `plateau`. Default `cosine`.
     pub schedule: Schedule,
-    /// Of `wsd`: the last optimizer steps, in which the learning rate falls. Default 0: a fifth of the run's.
+    /// `wsd`: optimizer steps of the final decay. Default 0: a fifth of the run's.
     pub decay_steps: usize,
-    /// Of `plateau`: what the learning rate is multiplied by, between 0 and 1. Default 0.25.
+    /// `plateau`: factor of the learning rate, between 0 and 1. Default 0.25.
     pub plateau_factor: f64,
-    /// Of `plateau`: evaluations without a new best validation loss before that. Default 1.
+    /// `plateau`: evaluations without a new best validation loss before the reduction. Default 1.
     pub plateau_patience: usize,
-    /// Optimizer steps between evaluations. Default 200, or a fifth of the run's if that is less; 0 evaluates only at
-    /// the end.
+    /// Optimizer steps between evaluations. Default 200, at most a fifth of the run's; 0 evaluates only at the end.
     pub eval_every: usize,
     /// Batches per evaluation. Default 0: the whole validation split.
     pub eval_batches: usize,
-    /// The largest norm of all gradients together; a larger one is scaled down to it. Default 1; 0 turns it off.
+    /// Largest global gradient norm; larger gradients are scaled down. Default 1; 0 disables clipping.
     pub grad_clip: f64,
-    /// How much of each target's probability is spread evenly over the vocabulary, in [0, 1). Default 0.
+    /// The share of each target's probability that is spread evenly over the vocabulary, in [0, 1). Default 0.
     pub label_smoothing: f64,
-    /// The decay of an average of the weights that is evaluated and saved instead of them, in [0, 1). Default 0: none.
+    /// Decay of the exponential moving average of the weights, which is evaluated and saved instead of them, in [0, 1).
+    /// Default 0: none.
     pub ema_decay: f64,
     /// `none` or `block`. Default `none`.
     pub recompute: Recompute,
-    /// In what proportion the devices share the sequences of a step: a number for each, or `auto`. Default empty: all
-    /// the same.
+    /// The proportion in which devices share the sequences of a step: a number for each, or `auto`. Default empty:
+    /// equal shares.
     pub device_batch: DeviceBatch,
-    /// What gradients are sent as between devices, `f32` or `f16`. Default `f32`.
+    /// Type of gradients in transfers between devices, `f32` or `f16`. Default `f32`.
     pub reduce_dtype: WeightDtype,
-    /// Whether the devices divide what the optimizer remembers among them, and in mixed precision the master weights.
-    /// Default false.
+    /// Whether to shard optimizer state among the devices (ZeRO-1), and in mixed precision the master weights. Default
+    /// false.
     pub shard_optimizer: bool,
-    /// Optimizer steps that the devices make apart before they meet. Default 0: they make each step together.
+    /// Local optimizer steps between synchronizations (DiLoCo). Default 0: synchronize every step.
     pub sync_every: usize,
-    /// Seconds that a device waits for another one, before the job ends. Default 60.
+    /// Timeout of communication between devices, seconds. Default 60.
     pub comm_timeout: f64,
 }
 
@@ -240,7 +239,7 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
-    /// How long to train. `epochs` counts where both are set, which [`Layers`](super::Layers) never lets through.
+    /// Length of the training. If both are set, which [`Layers`](super::Layers) refuses, `epochs` wins.
     pub fn length(&self) -> TrainLength {
         match (self.epochs, self.max_steps) {
             (Some(epochs), _) => TrainLength::Epochs(epochs),
@@ -250,50 +249,50 @@ impl TrainConfig {
     }
 }
 
-/// `[optimizer]`: the update rule.
+/// `[optimizer]`: the optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
     /// `adamw`, `adam`, `sgd`, `nag`, `rmsprop`, `lion` or `muon`. Default `adamw`.
     pub kind: OptimizerKind,
-    /// Decay of Adam's mean of gradients, in [0, 1); of `lion` the part of the momentum in an update. Default 0.9.
+    /// Decay of Adam's mean of gradients, in [0, 1); for `lion`, the weight of the momentum in an update. Default 0.9.
     pub beta1: f64,
-    /// Decay of Adam's mean of squared gradients, and of the momentum of `lion`, in [0, 1). Default 0.95, of `lion`
-    /// 0.99.
+    /// Decay of Adam's mean of squared gradients, and of the momentum of `lion`, in [0, 1). Default 0.95; 0.99 for
+    /// `lion`.
     pub beta2: f64,
     /// Added to the denominator of Adam and of `rmsprop`. Default 1e-8.
     pub eps: f64,
     /// Weight decay of parameters with two or more dimensions. Default 0.1.
     pub weight_decay: f64,
-    /// Momentum of `sgd`, `nag`, `rmsprop` and `muon`, in [0, 1). Default 0.9, of `muon` 0.95, of `rmsprop` 0.
+    /// Momentum of `sgd`, `nag`, `rmsprop` and `muon`, in [0, 1). Default 0.9; 0.95 for `muon`, 0 for `rmsprop`.
     pub momentum: f64,
     /// Decay of the mean of squared gradients of `rmsprop`, in [0, 1). Default 0.99.
     pub alpha: f64,
-    /// Whether `rmsprop` divides by the deviation of gradients from their mean. Default false.
+    /// Whether `rmsprop` divides by the standard deviation of gradients. Default false.
     pub centered: bool,
-    /// Whether `muon` looks ahead by Nesterov's momentum. Default true.
+    /// Whether `muon` uses Nesterov momentum. Default true.
     pub nesterov: bool,
-    /// Iterations that make the matrices of `muon` orthogonal, 1 to 99. Default 5.
+    /// Newton-Schulz iterations of `muon`, 1 to 99. Default 5.
     pub ns_steps: usize,
     /// `match_rms_adamw` or `original`. Default `match_rms_adamw`.
     pub adjust_lr: AdjustLr,
-    /// The highest learning rate of the matrices of `muon`; the schedule is the same. Default 0: `train.learning_rate`.
+    /// The highest learning rate of `muon`'s matrices, with the same schedule. Default 0: `train.learning_rate`.
     pub muon_learning_rate: f64,
-    /// Parameters with a learning rate or weight decay of their own. Default none.
+    /// Parameter groups. Default none.
     pub group: Vec<GroupConfig>,
 }
 
-/// `[[optimizer.group]]`: parameters with a learning rate or weight decay of their own. The first group that a name
-/// matches is the parameter's.
+/// `[[optimizer.group]]`: a parameter group with its own learning rate or weight decay. A parameter belongs to the
+/// first group that matches its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupConfig {
-    /// A pattern of names, in which `*` stands for any text.
+    /// A pattern of names, in which `*` matches any text.
     #[serde(rename = "match")]
     pub pattern: String,
     /// Multiplies the learning rate. Default 1.
     pub lr_scale: f64,
-    /// Weight decay of every parameter that matches, biases and norms too. Default unset: that of the others.
+    /// Weight decay of all matching parameters, including biases and norms. Default unset: as for other parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
 }
@@ -318,15 +317,15 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// `[checkpoint]`: what is saved and kept.
+/// `[checkpoint]`: checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Optimizer steps between checkpoints. Default 0: only at the end.
     pub every: usize,
-    /// How many of the newest checkpoints to keep. Default 2.
+    /// Number of newest checkpoints to keep. Default 2.
     pub keep_last: usize,
-    /// Whether to keep the checkpoint with the lowest validation loss as well. Default true.
+    /// Whether to also keep the checkpoint with the lowest validation loss. Default true.
     pub keep_best: bool,
 }
 
@@ -336,23 +335,23 @@ impl Default for CheckpointConfig {
     }
 }
 
-/// `[guard]`: what is done when a run goes bad.
+/// `[guard]`: reactions to anomalies.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuardConfig {
-    /// `skip`, `rollback` or `stop`: about a loss or gradient that is not finite. Default `rollback`.
+    /// Reaction to a non-finite loss or gradient: `skip`, `rollback` or `stop`. Default `rollback`.
     pub non_finite: NonFinite,
-    /// How many updates may be skipped before a logged step is good again. Default 10.
+    /// Most consecutive skipped updates without a good logged step. Default 10.
     pub max_skips: usize,
-    /// Roll back where a logged loss lies so many standard deviations above those before it. Default 0: off.
+    /// Roll back if a logged loss is this many standard deviations above the previous ones. Default 0: off.
     pub spike_z: f64,
-    /// The logged losses that a spike is compared with, at least 2. Default 50.
+    /// Number of previous logged losses for spike detection, at least 2. Default 50.
     pub spike_window: usize,
-    /// How often a run may go back to a checkpoint. Default 3.
+    /// Most rollbacks of a run. Default 3.
     pub max_rollbacks: usize,
-    /// The learning rate after going back, as a part of the one before, in (0, 1]. Default 0.5.
+    /// Factor of the learning rate after a rollback, in (0, 1]. Default 0.5.
     pub learning_rate_factor: f64,
-    /// Evaluations without a new lowest validation loss after which training ends. Default 0: it does not.
+    /// Early stopping: evaluations without a new lowest validation loss. Default 0: off.
     pub patience: usize,
 }
 
@@ -370,19 +369,19 @@ impl Default for GuardConfig {
     }
 }
 
-/// `[log]`: what is reported.
+/// `[log]`: logs and reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
     /// Optimizer steps between reported losses. Default 10.
     pub every: usize,
-    /// Whether a short sample is kept after each evaluation. Default true.
+    /// Whether to store a short sample after each evaluation. Default true.
     pub samples: bool,
     /// Whether to write TensorBoard's event files besides `metrics.jsonl`. Default false.
     pub tensorboard: bool,
     /// Whether to write `metrics.csv` besides `metrics.jsonl`. Default false.
     pub csv: bool,
-    /// The file that gets a block with the timings of each run. Default `training_log.txt`; empty is none.
+    /// The file to which each run appends its timings. Default `training_log.txt`; empty for none.
     pub file: String,
 }
 
@@ -392,7 +391,7 @@ impl Default for LogConfig {
     }
 }
 
-/// `[generate]`: how text is sampled from the model.
+/// `[generate]`: sampling settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GenerateConfig {
@@ -400,19 +399,19 @@ pub struct GenerateConfig {
     pub prompt: String,
     /// Tokens to sample. Default 200.
     pub max_new_tokens: usize,
-    /// Divides the logits; 0 always takes the likeliest token. Default 0.8.
+    /// Divides the logits; 0 selects the most likely token. Default 0.8.
     pub temperature: f64,
-    /// Sample among this many likeliest tokens. Default 0: off.
+    /// Sample among this many most likely tokens. Default 0: off.
     pub top_k: usize,
-    /// Sample among the likeliest tokens that together have this probability, in (0, 1]. Default 1: off.
+    /// Sample among the most likely tokens with this total probability, in (0, 1]. Default 1: off.
     pub top_p: f64,
-    /// Sample among tokens at least this part as likely as the likeliest, in [0, 1]. Default 0: off.
+    /// Sample among tokens with at least this fraction of the highest probability, in [0, 1]. Default 0: off.
     pub min_p: f64,
-    /// Divides the logits above 0 of tokens that are in the text, and multiplies those below. Default 1: off.
+    /// Divides positive logits of tokens in the text, and multiplies negative ones. Default 1: off.
     pub repetition_penalty: f64,
-    /// The text ends where one of these begins. Default none.
+    /// Stop strings: the text ends before the first of them. Default none.
     pub stop: Vec<String>,
-    /// Seeds the sampling. Default 1337.
+    /// Seed of the sampling. Default 1337.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What other tools call the keys, so that an unknown name is answered with the key that was meant.
+//! Other tools' names of the keys, for suggestions.
 
 /// Names in PyTorch, transformers, nanoGPT, llama.cpp and command lines, and the keys here.
 const SYNONYMS: &[(&str, &str)] = &[

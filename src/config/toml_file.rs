@@ -10,7 +10,7 @@ use super::recipe::RECIPE;
 use super::wrong;
 use crate::error::Result;
 
-/// The layer that the text of a TOML file gives. `place` is the name of the file in errors.
+/// Parses a TOML file into a layer. `place` is the name of the file in errors.
 pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
     let at = |offset: usize| Origin::File { path: place.into(), line: line_of(text, offset) };
     let table = DeTable::parse(text).map_err(|error| {
@@ -70,7 +70,7 @@ fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
     })
 }
 
-/// The parser keeps integers as digits; this is where one that is too large is found.
+/// Converts the parser's digits to an integer, and refuses one that is too large.
 fn whole_number(digits: &DeInteger<'_>) -> std::result::Result<i64, String> {
     i64::from_str_radix(digits.as_str(), digits.radix())
         .map_err(|_| format!("expected a whole number of at most 63 bits, got {digits}"))

@@ -1,6 +1,6 @@
-//! The checks that need the finished configuration: ranges, and values that must fit together.
+//! Checks of the complete configuration: ranges, and consistency between values.
 //!
-//! An error is placed at the value that was set last (in the highest layer), for that is the one to mend.
+//! An error names the value that was set last (in the highest layer), as the likely mistake.
 
 use toml::Table;
 
@@ -18,7 +18,7 @@ const BPE_MINIMUM: usize = 257;
 /// Above this a model is a slip of the keyboard: its weights alone are 4 TB.
 const MAX_PARAMETERS: u128 = 1_000_000_000_000;
 
-/// The first thing that is wrong with the configuration, if anything is.
+/// Returns the first error of the configuration, if any.
 pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     let c = Checker { resolved };
     ranges(&c)?;
@@ -125,8 +125,7 @@ fn texts(c: &Checker) -> Result<()> {
 /// Kinds of models that are recurrent instead: they pass over `model.n_head`.
 const WITHOUT_HEADS: [&str; 3] = ["lstm", "gru", "rnn"];
 
-/// Every head gets the same number of channels, unless it has a size of its own; and as many heads of queries read each
-/// head of keys.
+/// `n_embd` must be a multiple of `n_head`, unless `head_dim` is set, and `n_head` a multiple of `n_kv_head`.
 fn heads(c: &Checker) -> Result<()> {
     let model = &c.config().model;
     let (n_embd, n_head, n_kv_head) = (model.n_embd as u64, model.n_head as u64, model.n_kv_head as u64);
@@ -224,7 +223,7 @@ fn groups(c: &Checker) -> Result<()> {
     Ok(())
 }
 
-/// Adapters are for a model that is there, and a rank is small beside the sizes of its layers.
+/// LoRA requires `model.init`, and a rank below the sizes of the layers.
 fn lora(c: &Checker) -> Result<()> {
     let Config { model, lora, optimizer, .. } = c.config();
     if lora.rank == 0 {
@@ -263,7 +262,7 @@ fn lora(c: &Checker) -> Result<()> {
     Ok(())
 }
 
-/// The parts of the learning rate's schedule.
+/// Checks the learning-rate schedule.
 fn learning_rate(c: &Checker) -> Result<()> {
     let train = &c.config().train;
     if train.min_learning_rate > train.learning_rate {
@@ -285,7 +284,7 @@ fn learning_rate(c: &Checker) -> Result<()> {
     train.max_steps.map_or(Ok(()), |steps| warmup(c.resolved, steps))
 }
 
-/// The warm-up ends within a run of so many steps, which follow from `max_steps` or `epochs`.
+/// The warm-up must end within the run's steps, given by `max_steps` or `epochs`.
 pub(super) fn warmup(resolved: &Resolved, steps: usize) -> Result<()> {
     let (c, train) = (Checker { resolved }, &resolved.config.train);
     if train.warmup_steps < steps {

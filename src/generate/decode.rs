@@ -1,5 +1,5 @@
-//! The steps of generation: the model computes the logits of the next token of each text, and the device draws it. The
-//! host sees the tokens later: it gives the device the next steps meanwhile, so that the device never waits for it.
+//! Generation steps: the model computes the next logits of each text, and the device samples from them. The host
+//! enqueues further steps before it reads the tokens, so that the device never waits.
 
 use super::Request;
 use super::sampler::{Sampler, drawn};
@@ -9,13 +9,12 @@ use crate::{Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-/// Steps that a device may have been given whose tokens the host has not seen. What it computes of a text beyond its
-/// end is in vain.
+/// Most steps enqueued ahead of the host. Steps beyond the end of a text are wasted.
 const STEPS_AHEAD: usize = 3;
 
-/// A text that is being continued.
+/// The state of a text.
 pub(super) struct Continuation {
-    /// The prompt, and what was drawn.
+    /// The prompt and the sampled tokens.
     pub ids: Vec<u32>,
     pub ended: bool,
 }

@@ -1,4 +1,4 @@
-//! Text from a trained model, one token at a time.
+//! Text generation, one token at a time.
 
 mod decode;
 mod sampler;
@@ -14,23 +14,22 @@ use crate::{Error, Result};
 use decode::{Continuation, decode};
 use std::ops::ControlFlow;
 
-/// A text to be continued, and how.
+/// A prompt and its sampling settings.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub prompt: &'a [u32],
     pub sampling: &'a Sampling,
 }
 
-/// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it arrives. A GPU may be
-/// computing a few more by then, which are lost if the text ends.
+/// Generates up to `max_new_tokens` tokens after `prompt`, and passes each to `on_token` as soon as it arrives. A GPU
+/// may compute a few tokens beyond the end of the text, which are dropped.
 ///
-/// The model computes only what is new, until prompt and continuation fill its context. Then it forgets all but the
-/// last half of its context, computes those tokens again at their new positions, and goes on: it always sees the last
-/// half of its context at least, and a token costs no more on average than before. A recurrent model's state goes on
-/// without end.
+/// With the KV cache, only new tokens are computed. When the context is full, its first half is dropped and the second
+/// half is recomputed at its new positions, so at least half of the context is always visible, at constant average cost
+/// per token. A recurrent model has no context limit.
 ///
 /// # Errors
-/// If the prompt is empty, longer than the context, or names a token that the model does not have.
+/// If the prompt is empty, longer than the context, or has an id outside the vocabulary.
 pub fn generate(
     model: &dyn LanguageModel,
     prompt: &[u32],
@@ -41,8 +40,8 @@ pub fn generate(
     generate_batch(model, &[Request { prompt, sampling }], max_new_tokens, &mut |_, id| on_token(id))
 }
 
-/// As [`generate`], of several texts at once, whose prompts have as many tokens: `on_token` gets the number of the text
-/// with each token, and ends that text alone.
+/// [`generate`] for a batch of prompts of equal length: `on_token` also receives the index of the text, and can end
+/// each text separately.
 ///
 /// # Errors
 /// Those of [`generate`], or if the prompts differ in length.
@@ -67,15 +66,15 @@ pub fn generate_batch(
     decode(model, &mut texts, requests, &mut cache, max_new_tokens, 0, on_token).map(drop)
 }
 
-/// Text without the control characters that a model may have learnt and a terminal would act on.
+/// Removes control characters that a terminal would interpret.
 pub fn printable(text: &str) -> String {
     text.replace(|c: char| c.is_control() && !"\n\r\t".contains(c), "\u{fffd}")
 }
 
-/// Whether a model of this shape can continue `prompt`.
+/// Checks that a model of this shape can continue `prompt`.
 ///
 /// # Errors
-/// If the prompt is empty, longer than the context, or names a token that the model does not have.
+/// If the prompt is empty, longer than the context, or has an id outside the vocabulary.
 pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
     let context = model.context();
     if prompt.is_empty() {

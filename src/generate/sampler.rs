@@ -1,5 +1,5 @@
-//! How tokens are drawn from a model's logits: what a user says of it, and what a batch of texts needs for it on its
-//! device (`ops/sample.rs`).
+//! Sampling from logits: the user's settings, and their state on the device for a batch of texts
+//! (`crates/tensor/src/ops/sample.rs`).
 
 use super::Request;
 use crate::config::GenerateConfig;
@@ -7,36 +7,35 @@ use crate::ops::random::Key;
 use crate::ops::sample::{Draw, NO_TOKEN, NOT_FINITE};
 use crate::{Device, Error, Result, Tensor};
 
-/// How a token is drawn. The parts are applied in their order here, as transformers does.
+/// Sampling settings. They are applied in this order, as in transformers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// The tokenizer's tokens. Ids from this on only fill up the model's vocabulary and are never drawn.
+    /// Vocabulary size of the tokenizer. Higher ids are padding and are never sampled.
     pub tokens: usize,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Divides the logits above 0 of tokens that are in the text, and multiplies those below (Keskar et al. 2019); 1
-    /// changes nothing.
+    /// Divides positive logits of tokens in the text, and multiplies negative ones (Keskar et al. 2019); 1: off.
     pub repetition_penalty: f64,
-    /// Divides the logits; 0 always takes the likeliest token.
+    /// Divides the logits; 0 selects the most likely token.
     pub temperature: f64,
-    /// Only the k likeliest tokens; 0 takes all.
+    /// Only the k most likely tokens; 0: off.
     pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 takes all.
+    /// Only the most likely tokens with this total probability (Holtzman et al. 2020); 1: off.
     pub top_p: f64,
-    /// Only tokens at least this part as likely as the likeliest (Nguyen et al. 2024); 0 takes all.
+    /// Only tokens with at least this fraction of the highest probability (Nguyen et al. 2024); 0: off.
     pub min_p: f64,
-    /// The same seed draws the same text on the same device.
+    /// Seed: the same seed gives the same text on the same device.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// As `[generate]` says, from so many tokens.
+    /// The settings of `[generate]`, for a tokenizer with `tokens` tokens.
     pub fn of(config: &GenerateConfig, tokens: usize) -> Sampling {
         let &GenerateConfig { temperature, top_k, top_p, min_p, repetition_penalty, seed, .. } = config;
         Sampling { tokens, logit_bias: Vec::new(), repetition_penalty, temperature, top_k, top_p, min_p, seed }
     }
 
-    /// The likeliest of so many tokens.
+    /// Greedy decoding.
     pub fn greedy(tokens: usize) -> Sampling {
         Sampling {
             tokens,
@@ -53,7 +52,7 @@ impl Sampling {
 
 impl Sampling {
     /// # Errors
-    /// If there are no tokens, or a number lies outside its range.
+    /// If there are no tokens, or a value is out of range.
     pub fn check(&self) -> Result<()> {
         let Sampling { tokens, temperature, top_p, min_p, repetition_penalty, .. } = *self;
         if tokens == 0 {
@@ -98,7 +97,7 @@ impl Sampling {
         }
     }
 
-    /// What is added to each of so many logits; `None` if nothing is.
+    /// The bias of each logit; `None` if there is none.
     fn bias(&self, vocabulary: usize) -> Option<Vec<f32>> {
         let mut bias = vec![0.0; vocabulary];
         for &(id, added) in &self.logit_bias {
@@ -129,10 +128,10 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Of these texts, whose tokens are below `vocabulary`. The draws are numbered from `number` on.
+    /// A sampler for these texts, with tokens below `vocabulary`. `number` is the index of its first draw.
     ///
     /// # Errors
-    /// If a number of a sampling lies outside its range, or the device runs out of memory.
+    /// If a sampling value is out of range, or the device runs out of memory.
     pub fn new(requests: &[Request], vocabulary: usize, device: &Device, number: u32) -> Result<Sampler> {
         requests.iter().try_for_each(|request| request.sampling.check())?;
         let draws: Vec<Draw> = requests.iter().map(|request| request.sampling.draw()).collect();
@@ -147,10 +146,10 @@ impl Sampler {
         })
     }
 
-    /// The next token of each text, (B), given the logits of each, (B, V).
+    /// Samples the next token of each text (B) from logits (B, V).
     ///
     /// # Errors
-    /// If there are not as many texts, or the device reported an error.
+    /// If B is not the number of texts, or the device reported an error.
     pub fn draw(&mut self, logits: &Tensor) -> Result<Tensor> {
         let number = self.number;
         self.number = number.wrapping_add(1);

@@ -1,4 +1,4 @@
-//! A text that grows by turns, as a conversation does: what was computed of it is kept for the next turn.
+//! A text that grows by turns, like a conversation: the KV cache is kept between turns.
 
 use super::decode::{Continuation, decode};
 use super::{Request, Sampling, check_prompt};
@@ -9,24 +9,23 @@ use std::ops::ControlFlow;
 /// Tokens that there is room for at first. A cache for the whole context may take gigabytes that few texts need.
 const ROOM: usize = 1024;
 
-/// A model, and what it has computed of one text.
+/// A model, and the cache of one text.
 pub struct Session<'a> {
     model: &'a dyn LanguageModel,
     sampling: Sampling,
     /// The number of the next draw.
     number: u32,
-    /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`; what it
-    /// holds beyond them is not of the text.
+    /// The text. The cache has all of its tokens, or all but the last, and a capacity of `room` tokens.
     ids: Vec<u32>,
     cache: Cache,
     room: usize,
 }
 
 impl<'a> Session<'a> {
-    /// One without a text. All turns draw from one stream of random numbers.
+    /// An empty session. All turns share one random stream.
     ///
     /// # Errors
-    /// If a number of `sampling` lies outside its range, or the device runs out of memory.
+    /// If a value of `sampling` is out of range, or the device runs out of memory.
     pub fn new(model: &'a dyn LanguageModel, sampling: &Sampling) -> Result<Session<'a>> {
         let room = ROOM.min(model.config().context());
         let cache = model.cache(1, room)?;
@@ -34,13 +33,13 @@ impl<'a> Session<'a> {
         Ok(Session { model, sampling: sampling.clone(), number: 0, ids: vec![], cache, room })
     }
 
-    /// Makes `prompt` the text and continues it by up to `max_new_tokens` tokens, or until it fills the model's
-    /// context, handing each to `on_token` as soon as it arrives. Returns how many of the prompt's tokens were
-    /// computed: those after the beginning that it shares with the text before, or all where the cache had to grow.
+    /// Sets the text to `prompt` and generates up to `max_new_tokens` tokens, or until the context is full; passes each
+    /// to `on_token` as soon as it arrives. Returns the number of computed prompt tokens: those after the common prefix
+    /// with the previous text, or all if the cache had to grow.
     ///
     /// # Errors
-    /// If the prompt is empty, longer than the context, or names a token that the model does not have; or the device
-    /// reported an error.
+    /// If the prompt is empty, longer than the context, or has an id outside the vocabulary; or the device reported an
+    /// error.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -65,7 +64,7 @@ impl<'a> Session<'a> {
         Ok(computed)
     }
 
-    /// A cache for so many tokens, at least twice as many as before so that it seldom grows.
+    /// Grows the cache to `tokens`, at least doubling it so that it grows rarely.
     fn make_room(&mut self, tokens: usize) -> Result<()> {
         if tokens > self.room {
             let room = tokens.max(2 * self.room).min(self.model.config().context());

@@ -1,10 +1,10 @@
-//! The text of a continuation, token by token: whole characters alone, and nothing of a stop string or after it.
+//! The generated text, token by token: only complete characters, and nothing from a stop string on.
 
 use crate::Result;
 use crate::data::{TextStream, Tokenizer};
 use std::ops::Range;
 
-/// Takes the tokens of a text and gives what can be shown of it.
+/// Converts tokens to the text that can be displayed.
 pub struct TextWriter<'a> {
     tokenizer: &'a Tokenizer,
     stream: TextStream<'a>,
@@ -15,7 +15,7 @@ pub struct TextWriter<'a> {
     end: Option<End>,
 }
 
-/// What ended a text.
+/// The reason a text ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
@@ -25,18 +25,18 @@ pub enum End {
 }
 
 impl<'a> TextWriter<'a> {
-    /// Of a text that ends where one of `stops` begins; an empty one stops nothing.
+    /// A writer whose text ends before the first of `stops`; empty strings are ignored.
     pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> TextWriter<'a> {
         let stops = Stops { stops, held: String::new(), hidden: vec![], stopped: false };
         TextWriter { tokenizer, stream: tokenizer.stream(), stops, ends: &[], shows_special: true, end: None }
     }
 
-    /// The same of a text that one of these tokens ends too, which is shown only with special tokens.
+    /// Also ends the text at one of these tokens, which are displayed only with special tokens.
     pub fn until(self, ends: &'a [u32]) -> TextWriter<'a> {
         TextWriter { ends, ..self }
     }
 
-    /// The same without the tokens that mark something and have no text of their own. Stop strings may have them.
+    /// Hides special tokens. Stop strings may still contain them.
     pub fn without_special_tokens(self) -> TextWriter<'a> {
         TextWriter { shows_special: false, ..self }
     }
@@ -45,18 +45,18 @@ impl<'a> TextWriter<'a> {
         !self.shows_special && self.tokenizer.is_special(id)
     }
 
-    /// The text of a token of the prompt, in which stop strings and ends do not count.
+    /// Adds a prompt token and returns its text; stop strings and ends have no effect in the prompt.
     ///
     /// # Errors
-    /// If it is beyond the vocabulary.
+    /// If it is outside the vocabulary.
     pub fn push_prompt(&mut self, id: u32) -> Result<String> {
         if self.hides(id) { Ok(String::new()) } else { self.stream.push(id) }
     }
 
-    /// What the next token adds that later ones cannot change.
+    /// Adds the next token and returns the text that later ones cannot change.
     ///
     /// # Errors
-    /// If it is beyond the vocabulary.
+    /// If it is outside the vocabulary.
     pub fn push(&mut self, id: u32) -> Result<String> {
         if self.ends.contains(&id) {
             self.end = Some(End::EndOfText);
@@ -76,12 +76,12 @@ impl<'a> TextWriter<'a> {
         Ok(text)
     }
 
-    /// What has ended the text. Nothing comes after it.
+    /// The reason the text has ended, if it has.
     pub fn end(&self) -> Option<End> {
         self.end
     }
 
-    /// What was held back, at the end of the text.
+    /// Returns the held-back text at the end.
     ///
     /// # Errors
     /// If it cannot be decoded.
@@ -95,7 +95,7 @@ impl<'a> TextWriter<'a> {
 /// Lets text through up to a stop string.
 struct Stops<'a> {
     stops: &'a [String],
-    /// What may be the beginning of one.
+    /// Text that may be the start of a stop string.
     held: String,
     /// The parts of it that are not shown.
     hidden: Vec<Range<usize>>,
@@ -103,8 +103,7 @@ struct Stops<'a> {
 }
 
 impl Stops<'_> {
-    /// Takes a piece of the text, which is shown unless it is `hidden`, and gives what is certain to be before a stop
-    /// string.
+    /// Adds a piece of text, displayed unless `hidden`, and returns the text that is certainly before a stop string.
     fn take(&mut self, piece: &str, hidden: bool) -> String {
         if self.stopped {
             return String::new();
@@ -126,7 +125,7 @@ impl Stops<'_> {
         self.take_out(shown)
     }
 
-    /// Takes out what is held before a place, and gives what is shown of it.
+    /// Removes the held text up to `end`, and returns its displayed part.
     fn take_out(&mut self, end: usize) -> String {
         let rest = self.held.split_off(end);
         let taken = std::mem::replace(&mut self.held, rest);

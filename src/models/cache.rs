@@ -1,16 +1,16 @@
-//! What a model keeps of the tokens that it has seen, so that the next costs no more than itself.
+//! KV caches and recurrent states, so that only new tokens are computed.
 
 use super::Documents;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 
-/// What comes before the tokens of a row.
+/// The context before the tokens of a row.
 pub enum Past<'a> {
     /// Nothing: each row is the beginning of a text.
     Nothing,
-    /// A row may hold several documents: nothing comes before the first token of each.
+    /// A row may hold several documents, without context before the first token of each.
     Documents(&'a Documents),
-    /// The tokens that were computed with this cache, of as many sequences as there are rows.
+    /// The tokens in this cache, with one sequence per row.
     Cache(&'a mut Cache),
 }
 
@@ -21,7 +21,7 @@ impl<'a> From<Option<&'a Documents>> for Past<'a> {
 }
 
 impl Past<'_> {
-    /// How many tokens of each row were computed before.
+    /// Cached tokens per row.
     pub fn tokens(&self) -> usize {
         match self {
             Past::Cache(cache) => cache.tokens,
@@ -40,10 +40,10 @@ impl Past<'_> {
         matches!(self, Past::Cache(_))
     }
 
-    /// The keys and values that layer `i` keeps, if any are kept.
+    /// The cached keys and values of layer `i`, if there is a cache.
     ///
     /// # Errors
-    /// If the cache is one of another family.
+    /// If the cache belongs to another family.
     pub fn layer(&self, i: usize) -> Result<Option<KvView<'_>>> {
         match self {
             Past::Cache(cache) => cache.layer(i).map(Some),
@@ -52,7 +52,7 @@ impl Past<'_> {
     }
 }
 
-/// What a model keeps of sequences of the same length.
+/// The cache of sequences of equal length.
 #[derive(Clone)]
 pub struct Cache {
     kept: Kept,
@@ -62,14 +62,13 @@ pub struct Cache {
 
 #[derive(Clone)]
 enum Kept {
-    /// Of each layer with attention (B, T, W): T the most tokens of a sequence, and W the numbers that the layer keeps
-    /// of a token.
+    /// (B, T, W) per attention layer: T is the capacity in tokens, W the elements per token.
     KeysAndValues(Vec<Tensor>),
-    /// What recurrent layers know after the last token, each (L, B, H).
+    /// States of recurrent layers after the last token, each (L, B, H).
     States(Vec<Tensor>),
 }
 
-/// The keys and values that one layer keeps, and of how many tokens they are.
+/// The cached keys and values of one layer, and their number of tokens.
 #[derive(Clone, Copy)]
 pub struct KvView<'a> {
     /// (B, T, W)
@@ -93,23 +92,23 @@ impl Cache {
         Ok(Cache { kept, sequences, tokens: 0 })
     }
 
-    /// That of recurrent layers after some tokens: each state (L, B, H).
+    /// A cache of recurrent states, each (L, B, H).
     pub(crate) fn of_states(states: Vec<Tensor>) -> Cache {
         let sequences = states.first().map_or(0, |state| state.shape()[1]);
         Cache { kept: Kept::States(states), sequences, tokens: 0 }
     }
 
-    /// How many sequences it is for.
+    /// Number of sequences.
     pub fn sequences(&self) -> usize {
         self.sequences
     }
 
-    /// How many tokens of each it holds, or knows of.
+    /// Tokens per sequence.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// How many layers keep keys and values in it.
+    /// Number of layers with keys and values.
     pub fn layers(&self) -> usize {
         match &self.kept {
             Kept::KeysAndValues(layers) => layers.len(),
@@ -117,10 +116,10 @@ impl Cache {
         }
     }
 
-    /// What layer `i` keeps, 0 the first.
+    /// The keys and values of layer `i`, counted from 0.
     ///
     /// # Errors
-    /// If it keeps no keys and values.
+    /// If the layer has none.
     pub fn layer(&self, i: usize) -> Result<KvView<'_>> {
         match &self.kept {
             Kept::KeysAndValues(layers) if i < layers.len() => Ok(KvView { cache: &layers[i], tokens: self.tokens }),
@@ -128,7 +127,7 @@ impl Cache {
         }
     }
 
-    /// What recurrent layers know; nothing of others.
+    /// States of recurrent layers; empty for others.
     pub fn states(&self) -> &[Tensor] {
         match &self.kept {
             Kept::States(states) => states,
@@ -136,13 +135,12 @@ impl Cache {
         }
     }
 
-    /// What recurrent layers know now. No gradient goes back to what came before.
+    /// Sets the states of recurrent layers, detached from the tape.
     pub(super) fn set_states(&mut self, states: &[Tensor]) {
         self.kept = Kept::States(states.iter().map(Tensor::detach).collect());
     }
 
-    /// Forgets all but the first so many tokens, if it holds more. Of a recurrent model, which cannot go back, it
-    /// forgets all.
+    /// Truncates the cache to its first `tokens` tokens. A recurrent cache cannot be truncated and is cleared instead.
     ///
     /// # Errors
     /// If the device runs out of memory.
@@ -162,7 +160,7 @@ impl Cache {
         Ok(())
     }
 
-    /// That of some of the sequences, for recurrent models.
+    /// The states of some sequences, for recurrent models.
     ///
     /// # Errors
     /// If the device runs out of memory.
@@ -171,7 +169,7 @@ impl Cache {
         Ok(Cache { tokens: self.tokens, ..Cache::of_states(states.collect::<Result<_>>()?) })
     }
 
-    /// This one, with what is known of the sequences from `start` on in place of what it knew, for recurrent models.
+    /// Replaces the states of the sequences from `start` on, for recurrent models.
     ///
     /// # Errors
     /// If the device runs out of memory.

@@ -1,4 +1,4 @@
-//! What can be said of a model before there is one: its family, its shape, and the sizes that follow from both.
+//! Model families and shapes, and the sizes derived from them.
 
 use super::{FAMILIES, LanguageModel, Past, gguf, hf};
 use crate::nn::RopeScaling;
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// What is known of the models of one family, whatever their shape. [`FAMILIES`] lists them.
+/// A model family: sizes and construction for any shape. [`FAMILIES`] lists all.
 pub trait Family: Sync {
     /// The word for it in a configuration (`model.kind`).
     fn kind(&self) -> &'static str;
@@ -21,22 +21,22 @@ pub trait Family: Sync {
     /// If the family has no model of this shape, or memory runs out.
     fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>>;
 
-    /// How many numbers the model learns.
+    /// Number of trained parameters.
     fn parameter_count(&self, config: &ModelConfig) -> usize;
 
-    /// How many of those are weights of linear layers, which its blocks are made of.
+    /// Number of parameters in the linear layers of its blocks.
     fn block_matrices(&self, config: &ModelConfig) -> usize;
 
-    /// Floating-point operations that one token of training costs, forward and backward.
+    /// FLOPs per training token, forward and backward.
     fn train_flops_per_token(&self, config: &ModelConfig) -> f64;
 
-    /// The parameters that grow with each of the sizes: one of them is the largest.
+    /// Candidates for the largest parameter, one per size that they grow with.
     fn largest_tensors(&self, config: &ModelConfig) -> Vec<LargeTensor>;
 
     /// Elements per token of the widest activation.
     fn widest_activation(&self, config: &ModelConfig) -> usize;
 
-    /// How many layers keep keys and values, and how many numbers each keeps of a token.
+    /// Number of layers with a KV cache, and its elements per token and layer.
     fn kv_cache(&self, config: &ModelConfig) -> (usize, usize);
 
     /// How many states its layers carry from token to token, each (L, B, C); none if they have attention instead.
@@ -56,7 +56,7 @@ pub trait Family: Sync {
 pub struct LargeTensor {
     pub name: &'static str,
     pub elements: u64,
-    /// What makes it smaller, as advice in an error.
+    /// The remedy in an error: how to make it smaller.
     pub remedy: &'static str,
 }
 
@@ -76,7 +76,7 @@ impl ModelKind {
         FAMILIES.iter().map(|family| ModelKind(*family))
     }
 
-    /// The word for it in a configuration.
+    /// Its word in a configuration.
     pub fn as_str(self) -> &'static str {
         self.0.kind()
     }
@@ -86,7 +86,7 @@ impl ModelKind {
         self.0.is_llama()
     }
 
-    /// Whether its layers carry a state from token to token, and so from batch to batch, instead of looking back.
+    /// Whether its layers are recurrent, with a state that is carried from batch to batch.
     pub fn is_recurrent(self) -> bool {
         self.0.states() > 0
     }
@@ -129,40 +129,40 @@ impl Serialize for ModelKind {
     }
 }
 
-/// The shape of a model, in the names of GPT-2. A family that has no use for one of the sizes passes over it.
+/// The shape of a model, with GPT-2's names. Families ignore sizes that they do not use.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelConfig {
     pub kind: ModelKind,
     pub vocab_size: usize,
-    /// The longest sequence it can look at, T.
+    /// Context length T, in tokens.
     pub block_size: usize,
     pub n_layer: usize,
     pub n_head: usize,
-    /// The width of its hidden states, C.
+    /// Width C of the hidden states.
     pub n_embd: usize,
-    /// Whether linear layers and layer norms have a bias, as GPT-2's have.
+    /// Whether linear layers and layer norms have a bias, as in GPT-2.
     pub bias: bool,
     /// Whether the head shares its weight with the token embedding (Press and Wolf 2017).
     pub tie_embeddings: bool,
-    /// What Llama and its relatives have besides.
+    /// Additional sizes of Llama and related families.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub llama: Option<LlamaConfig>,
 }
 
-/// The shape of a Llama, beyond what all models have.
+/// Additional sizes of a Llama.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LlamaConfig {
-    /// Heads of keys and values, each read by as many heads of queries.
+    /// Key/value heads, shared by equal groups of query heads.
     pub n_kv_head: usize,
-    /// Elements of a head.
+    /// Head size.
     pub head_dim: usize,
     /// The width of the feed-forward layer.
     pub intermediate_size: usize,
-    /// Whether queries, keys and values have a bias, as Qwen2's have.
+    /// Whether queries, keys and values have a bias, as in Qwen2.
     pub qkv_bias: bool,
-    /// The most tokens that one sees, itself included; `None` for the whole context.
+    /// Sliding attention window, in tokens, including the query's; `None` for the whole context.
     pub sliding_window: Option<usize>,
-    /// Added to the mean square in norms.
+    /// Epsilon of RMS norms.
     pub norm_eps: f32,
     /// The base of the frequencies of rotary positions.
     pub rope_theta: f64,
@@ -170,8 +170,8 @@ pub struct LlamaConfig {
 }
 
 impl ModelConfig {
-    /// Fails unless all sizes are above 0, and none is beyond what a `config.json` may say: their products can be
-    /// counted.
+    /// Checks that all sizes are positive and within the limits of a `config.json`, so that their products cannot
+    /// overflow.
     pub(super) fn check_sizes(&self) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab_size, 1 << 24),
@@ -188,41 +188,41 @@ impl ModelConfig {
         }
     }
 
-    /// How many numbers the model learns.
+    /// Number of trained parameters.
     pub fn parameter_count(&self) -> usize {
         self.kind.0.parameter_count(self)
     }
 
-    /// How many of those are weights of linear layers, which its blocks are made of.
+    /// Number of parameters in the linear layers of its blocks.
     pub fn block_matrices(&self) -> usize {
         self.kind.0.block_matrices(self)
     }
 
-    /// How many numbers only matmuls read: weights of linear layers, and a head that is no embedding too. Layers that
-    /// carry states read theirs otherwise.
+    /// Number of weights that only GEMMs read: linear layers, and a head that is not tied to the embedding. Recurrent
+    /// layers do not count.
     pub(crate) fn matmul_weights(&self) -> usize {
         let head = if self.tie_embeddings { 0 } else { self.vocab_size * self.n_embd };
         head + if self.is_recurrent() { 0 } else { self.block_matrices() }
     }
 
-    /// What the parameter that is called `name` here, of this shape, is called in `model.safetensors`: several names if
-    /// it is stored there in parts.
+    /// The tensor names in `model.safetensors` of the parameter `name` with this shape; several if it is stored in
+    /// parts.
     pub fn tensor_names(&self, name: &str, shape: &Shape) -> Vec<String> {
         self.kind.hf().tensors(self, name, shape).into_iter().map(|(name, _)| name).collect()
     }
 
-    /// Floating-point operations that one token of training costs, forward and backward.
+    /// FLOPs per training token, forward and backward.
     pub fn train_flops_per_token(&self) -> f64 {
         self.kind.0.train_flops_per_token(self)
     }
 
-    /// What computing all blocks forward once more adds to that: a third of all but what the head costs.
+    /// FLOPs per token that recomputing all blocks adds: a third of the cost without the head.
     pub fn recompute_flops_per_token(&self) -> f64 {
         let head = (6 * self.vocab_size * self.n_embd) as f64;
         (self.train_flops_per_token() - head) / 3.0
     }
 
-    /// The parameters that grow with each of the sizes: one of them is the largest.
+    /// Candidates for the largest parameter, one per size that they grow with.
     pub fn largest_tensors(&self) -> Vec<LargeTensor> {
         self.kind.0.largest_tensors(self)
     }
@@ -232,35 +232,35 @@ impl ModelConfig {
         self.kind.0.widest_activation(self)
     }
 
-    /// Whether its layers carry a state from token to token, and so from batch to batch, instead of looking back.
+    /// Whether its layers are recurrent, with a state that is carried from batch to batch.
     pub fn is_recurrent(&self) -> bool {
         self.kind.is_recurrent()
     }
 
-    /// How many such states: none of a model with attention.
+    /// Number of recurrent states; 0 for models with attention.
     pub(crate) fn states(&self) -> usize {
         self.kind.0.states()
     }
 
-    /// The most tokens that it can look at. A recurrent model has no limit: its state goes on.
+    /// Context length in tokens; unlimited for recurrent models.
     pub fn context(&self) -> usize {
         if self.is_recurrent() { usize::MAX } else { self.block_size }
     }
 
-    /// Elements of a head of attention.
+    /// Elements of an attention head.
     pub fn head_size(&self) -> usize {
         self.llama.as_ref().map_or(self.n_embd / self.n_head.max(1), |llama| llama.head_dim)
     }
 
-    /// What a Llama has besides.
+    /// The additional sizes of a Llama.
     ///
     /// # Panics
-    /// If the model is none.
+    /// If the model is not a Llama.
     pub(super) fn llama(&self) -> &LlamaConfig {
         self.llama.as_ref().expect("a Llama's configuration has its part")
     }
 
-    /// How many layers keep keys and values, and how many numbers each keeps of a token.
+    /// Number of layers with a KV cache, and its elements per token and layer.
     pub(crate) fn kv_cache(&self) -> (usize, usize) {
         self.kind.0.kv_cache(self)
     }
@@ -281,7 +281,7 @@ impl ModelConfig {
     }
 }
 
-/// A model of this shape with random weights on the CPU, the same for the same seed.
+/// Creates a model of this shape on the CPU, with random weights determined by the seed.
 ///
 /// # Errors
 /// If the family has no model of this shape, or memory runs out.

@@ -1,22 +1,22 @@
-//! Rows that hold several documents, one after the other: none sees another, and each begins at position 0.
+//! Rows with several documents, without attention between them; each starts at position 0.
 
 use crate::{Device, Error, Result, Tensor};
 
-/// Which tokens of a batch belong together.
+/// Document starts of a batch's tokens.
 #[derive(Clone)]
 pub struct Documents {
-    /// (B, T), u32: the position in its row where each token's document begins, for attention.
+    /// (B, T), u32: the position in the row where each token's document starts, for attention.
     pub starts: Tensor,
-    /// (B, T), u32: the position of each token in its document, for embeddings of positions. (Rotary positions need
-    /// none: what they give depends on the distance of two tokens alone.)
+    /// (B, T), u32: the position of each token in its document, for position embeddings. (Rotary positions do not need
+    /// it, because they depend only on the distance of two tokens.)
     pub positions: Tensor,
 }
 
 impl Documents {
-    /// Of rows (B, T) whose tokens belong to documents that begin at `starts`, each in its row.
+    /// Documents of rows (B, T), with the start position of each token's document in its row.
     ///
     /// # Errors
-    /// If they are not as many as the tokens, one begins behind its token, or the device runs out of memory.
+    /// If there is not one start per token, a start is after its token, or the device runs out of memory.
     pub fn new(starts: &[u32], shape: [usize; 2], device: &Device) -> Result<Documents> {
         let position = |(i, start): (usize, &u32)| ((i % shape[1].max(1)) as u32).checked_sub(*start);
         let Some(positions) = starts.iter().enumerate().map(position).collect::<Option<Vec<u32>>>() else {

@@ -1,5 +1,4 @@
-//! Weights of 16-bit floats alone: half the memory, and half of what each step reads. Of the frozen base of adapters,
-//! and of models that are used and not trained.
+//! Weights stored in f16 only, which halves their memory and traffic: for the frozen base of LoRA, and for inference.
 
 use super::LanguageModel;
 use crate::nn::Parameter;
@@ -7,8 +6,8 @@ use crate::{DType, Device, Error, Result};
 use half::f16;
 use std::collections::HashSet;
 
-/// The names of the parameters that only matmuls read: weights of linear layers, and a head that is no embedding too.
-/// Of a model that has not moved into an arena yet.
+/// Names of the parameters that only GEMMs read: linear layers, and a head that is not tied to the embedding. For a
+/// model that is not in an arena yet.
 pub(crate) fn matmul_weights(model: &mut dyn LanguageModel) -> HashSet<String> {
     let head = (!model.config().tie_embeddings).then(|| model.head().clone());
     let mut names = HashSet::new();
@@ -35,11 +34,11 @@ pub(super) fn check(setting: &str, name: &str, parameter: &Parameter) -> Result<
     Err(Error::Invalid(format!("{setting} is f16, and {name} holds {largest}, where f16 ends at 65504; use f32")))
 }
 
-/// Moves a model that is only used from here on to a device, the operands of its matmuls as f16. An embedding that is
-/// the head too stays f32 beside that: its rows begin the residual stream. `setting` asked for it.
+/// Moves a model to a device for inference, with its GEMM operands as f16. A tied embedding also stays f32, because its
+/// rows start the residual stream. `setting` is the requested option, for errors.
 ///
 /// # Errors
-/// If a weight is too large for f16, or the device cannot store f16 or has no memory left.
+/// If a weight is too large for f16, or the device does not support f16 or runs out of memory.
 pub fn to_device_as_f16(model: &mut dyn LanguageModel, setting: &str, device: &Device) -> Result<()> {
     let (head, is_tied) = (model.head().clone(), model.config().tie_embeddings);
     each(model, |name, parameter| match parameter {

@@ -3,8 +3,8 @@
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
 //!
-//! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
-//! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
+//! In mixed precision (parameters with an f16 copy), operands and results of GEMMs are f16: normalized activations, and
+//! all activations of attention and feed-forward layers. The residual stream stays f32.
 
 use super::{Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
@@ -28,10 +28,10 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// A model with random weights on the CPU, the same for the same seed.
+    /// A model on the CPU, with random weights determined by the seed.
     ///
     /// # Errors
-    /// If the heads do not divide the width, a size is 0 or larger than any model's, or memory runs out.
+    /// If the width is not a multiple of the heads, a size is 0 or too large, or memory runs out.
     pub fn new(config: ModelConfig, seed: u64) -> Result<Gpt2> {
         let c = &config;
         c.check_sizes()?;
@@ -91,7 +91,8 @@ impl LanguageModel for Gpt2 {
     }
 }
 
-/// One layer: attention and the feed-forward layer, each a branch of the normalized stream that is added to it.
+/// A Transformer block: attention and feed-forward layer, each a branch that reads the normalized stream and is added
+/// to it.
 #[derive(Clone)]
 pub struct Block {
     ln_1: LayerNorm,
@@ -139,7 +140,7 @@ impl Block {
     }
 }
 
-/// Every token attends to itself and to all before it.
+/// Causal self-attention.
 #[derive(Clone)]
 pub struct CausalSelfAttention {
     c_attn: Linear,
@@ -158,7 +159,7 @@ impl CausalSelfAttention {
     }
 }
 
-/// Each token by itself, 4C wide in between.
+/// The feed-forward layer, 4C wide.
 #[derive(Clone)]
 pub struct Mlp {
     c_fc: Linear,
@@ -213,7 +214,7 @@ impl Module for Mlp {
     }
 }
 
-/// What is known of GPT-2s of any size.
+/// The GPT-2 family.
 pub(super) struct Gpt2Family;
 
 impl Family for Gpt2Family {

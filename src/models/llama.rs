@@ -1,7 +1,7 @@
-//! Llama (Touvron et al. 2023) and what is built like it, with the names of Hugging Face, read from the top down:
-//! [`Llama`] -> [`Block`] -> [`Attention`], [`Mlp`]. Without biases, with RMS norms, rotary positions, SwiGLU, and
-//! fewer heads of keys than of queries if so asked. Qwen2 has a bias at queries, keys and values, Qwen3 (`qwen3.rs`) a
-//! norm at every head of queries and keys, Mistral a sliding window.
+//! Llama (Touvron et al. 2023) and related families, with Hugging Face's names, read from the top down: [`Llama`] ->
+//! [`Block`] -> [`Attention`], [`Mlp`]. No biases, RMS norms, rotary positions, SwiGLU, and optional grouped-query
+//! attention. Qwen2 adds a bias to queries, keys and values, Qwen3 (`qwen3.rs`) a norm of every query and key head,
+//! Mistral a sliding window.
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.
@@ -28,11 +28,11 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// A model with random weights on the CPU, the same for the same seed; with `qk_norm` a norm at every head of
-    /// queries and keys.
+    /// A model on the CPU, with random weights determined by the seed; with `qk_norm`, it has a norm of every query and
+    /// key head.
     ///
     /// # Errors
-    /// If there is no model of these sizes, or memory runs out.
+    /// If the sizes are invalid, or memory runs out.
     pub fn new(config: ModelConfig, qk_norm: bool, seed: u64) -> Result<Llama> {
         config.check_llama()?;
         let (c, l) = (&config, config.llama());
@@ -83,7 +83,8 @@ impl LanguageModel for Llama {
     }
 }
 
-/// One layer: attention and the feed-forward layer, each a branch of the normalized stream that is added to it.
+/// A Transformer block: attention and feed-forward layer, each a branch that reads the normalized stream and is added
+/// to it.
 #[derive(Clone)]
 pub struct Block {
     input_layernorm: RmsNorm,
@@ -134,7 +135,7 @@ impl Block {
     }
 }
 
-/// Every token attends to itself and to those before it, as far as the window reaches.
+/// Causal self-attention, optionally within a sliding window.
 #[derive(Clone)]
 pub struct Attention {
     /// Queries, keys and values at once.
@@ -168,10 +169,10 @@ impl Attention {
     }
 }
 
-/// Each token by itself, F wide in between.
+/// The feed-forward layer, F wide.
 #[derive(Clone)]
 pub struct Mlp {
-    /// What is let through, and how much of it: gates first.
+    /// The fused gate and up projections, gates first.
     gate_up_proj: Linear,
     down_proj: Linear,
 }
@@ -215,7 +216,7 @@ impl Module for Mlp {
     }
 }
 
-/// What is known of Llama, Qwen2 and Mistral of any size.
+/// The family of Llama, Qwen2 and Mistral.
 pub(super) const FAMILY: LlamaFamily = LlamaFamily {
     kind: "llama",
     qk_norm: false,
@@ -226,7 +227,7 @@ pub(super) const FAMILY: LlamaFamily = LlamaFamily {
 /// A family of models that are built like a Llama.
 pub(super) struct LlamaFamily {
     pub kind: &'static str,
-    /// Whether every head of queries and keys has a norm.
+    /// Whether every query and key head has a norm.
     pub qk_norm: bool,
     pub mapping: hf::LlamaMapping,
     pub gguf: gguf::LlamaMapping,

@@ -1,35 +1,34 @@
-//! Adapters of low rank beside the linear layers of a model that is frozen (LoRA, Hu et al. 2021): which layers get
-//! one, by the names that Hugging Face gives them.
+//! LoRA adapters beside the linear layers of a frozen model (Hu et al. 2021), selected by Hugging Face's layer names.
 
 use super::{LanguageModel, ModelConfig, f16_weights};
 use crate::nn::{LinearLayout, LowRank, Parameter, init_keys};
 use crate::{DType, Error, Result, Shape};
 use std::ops::Range;
 
-/// The word for all linear layers but the head, as in PEFT.
+/// PEFT's word for all linear layers but the head.
 pub const ALL_LINEAR: &str = "all-linear";
 
-/// How a model is adapted.
+/// LoRA settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lora {
-    /// Of A (r, inputs) and B (outputs, r).
+    /// Rank r of A (r, inputs) and B (outputs, r).
     pub rank: usize,
     /// B A is multiplied by alpha / r.
     pub alpha: f64,
-    /// The probability with which elements of what A is given are dropped.
+    /// Dropout probability of A's input.
     pub dropout: f64,
-    /// Names of layers, or how those end: `q_proj`, `mlp.c_proj`, or `all-linear`.
+    /// Names of layers, or suffixes of names: `q_proj`, `mlp.c_proj`; or `all-linear`.
     pub targets: Vec<String>,
-    /// What the frozen weights of linear layers are stored as.
+    /// Storage type of frozen linear weights.
     pub base: DType,
 }
 
-/// A matrix that is adapted, of those that a weight is made of.
+/// An adapted matrix of a fused weight.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Adapted {
     /// Its name in `model.safetensors`, without `.weight`.
     pub module: String,
-    /// Of the outputs of the weight.
+    /// Its range of the weight's outputs.
     pub outputs: Range<usize>,
 }
 
@@ -46,10 +45,10 @@ impl Lora {
         matrices.filter(|matrix| self.targets.iter().any(|target| is_meant(target, &matrix.module))).collect()
     }
 
-    /// Freezes a model on the CPU and puts adapters beside its linear layers, the same for the same seed.
+    /// Freezes a model on the CPU and adds adapters to its linear layers, with initial values determined by the seed.
     ///
     /// # Errors
-    /// If the rank is 0, a target is no layer of the model, a weight cannot be stored as asked, or memory runs out.
+    /// If the rank is 0, a target does not match a layer, a weight overflows its storage type, or memory runs out.
     pub fn adapt(&self, model: &mut dyn LanguageModel, seed: u64) -> Result<()> {
         if self.rank == 0 {
             return Err(Error::Invalid("adapters of rank 0 learn nothing".into()));

@@ -1,8 +1,8 @@
-//! Language models: families of them behind one trait, so that whoever trains, evaluates, generates or saves knows no
+//! Language models: families behind one trait, so that training, evaluation, generation and saving do not depend on the
 //! family.
 //!
-//! A family is a file beside this one, a row of [`FAMILIES`], and how Hugging Face writes it (`hf/`). CONTRIBUTING.md
-//! says how to add one.
+//! A family is a file in this folder, a row of [`FAMILIES`], and a mapping to Hugging Face's format (`hf/`).
+//! CONTRIBUTING.md describes how to add one.
 
 mod cache;
 mod config;
@@ -71,7 +71,7 @@ pub trait LanguageModel: Module + Send + Sync {
     /// The weight of the classifier, (V, C), as an operand of matmuls.
     fn head(&self) -> &Tensor;
 
-    /// What the classifier adds, f32 (V), if it adds anything.
+    /// Bias of the head, f32 (V), if any.
     fn head_bias(&self) -> Option<&Tensor> {
         None
     }

@@ -1,10 +1,10 @@
-//! Qwen3 (Yang et al. 2025): a Llama with an RMS norm at every head of queries and keys, before they are rotated
-//! ([`super::llama::Attention`]). Its heads usually have a size of their own, `head_dim`, larger than n_embd / n_head.
+//! Qwen3 (Yang et al. 2025): a Llama with an RMS norm of every query and key head before the rotation
+//! ([`super::llama::Attention`]). Its head size `head_dim` is usually larger than n_embd / n_head.
 
 use super::llama::LlamaFamily;
 use super::{gguf, hf};
 
-/// What is known of Qwen3 of any size.
+/// The Qwen3 family.
 pub(super) const FAMILY: LlamaFamily = LlamaFamily {
     kind: "qwen3",
     qk_norm: true,

@@ -1,10 +1,10 @@
 //! Recurrent language models, as in pytorch/examples' `word_language_model`: an embedding, a stack of LSTM, GRU or
-//! Elman layers, and a head that may share the embedding's weight (Zaremba et al. 2014; Press and Wolf 2017). The
-//! biases of layers and head are there together or not (`model.bias`). Hidden states are as wide as the embedding.
+//! Elman layers, and a head that may share the embedding's weight (Zaremba et al. 2014; Press and Wolf 2017).
+//! `model.bias` applies to layers and head. Hidden states have the width of the embedding.
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
 //!
-//! In mixed precision only the head is computed in f16: a step of these layers is too small a matmul to gain by it.
+//! In mixed precision, only the head is computed in f16: the GEMMs of a step are too small to benefit.
 
 use super::{Family, LanguageModel, LargeTensor, ModelConfig, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, Gru, Lstm, Module, Parameter, RecurrentConfig, Rnn, init, init_keys, join};
@@ -13,7 +13,7 @@ use crate::{Error, Result, Tensor};
 /// Standard deviation of the initial embedding: that of uniform values within 0.1, as in PyTorch's example.
 const STD: f32 = 0.058;
 
-/// A model that carries what it knows of a text in the states of its layers.
+/// A recurrent language model.
 pub struct Recurrent {
     config: ModelConfig,
     encoder: Embedding,
@@ -58,7 +58,7 @@ impl LanguageModel for Recurrent {
         &self.config
     }
 
-    /// Where the past is a cache, no gradient goes back to it: that is what truncates backpropagation through time.
+    /// No gradient flows into a cache as past, which truncates backpropagation through time.
     fn hidden(&self, ids: &Tensor, mut past: Past, dropout: &Dropout) -> Result<Tensor> {
         if past.documents().is_some() {
             let kind = self.config.kind.as_str();

@@ -1,4 +1,4 @@
-//! What tests need: a small model, and a second family, as small as one can be, that no other code knows.
+//! Test helpers: small models, and a minimal family that is used in tests only.
 
 use super::{Family, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};

@@ -1,4 +1,4 @@
-//! Runs side by side.
+//! Comparison of runs.
 
 use super::record::RunRecord;
 use super::series::{Curves, Series, interpolate};
@@ -6,32 +6,32 @@ use super::summary::RunSummary;
 use serde::Serialize;
 use serde_json::Value;
 
-/// The losses of runs where they have come equally far.
+/// Losses of runs at the same point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Equal {
-    /// "train", which is smoothed, or "validation", which is interpolated between evaluations.
+    /// "train" (smoothed) or "validation" (interpolated between evaluations).
     pub loss: &'static str,
     /// "step", "tokens" or "seconds".
     pub axis: &'static str,
-    /// As far as all have come.
+    /// The last point that all runs have reached.
     pub at: f64,
     pub losses: Vec<Option<f64>>,
 }
 
-/// A key that is not the same in all runs, with the value of each; `None` where a run has no such key.
+/// A key that differs between runs, with its value in each; `None` if a run lacks the key.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     pub key: String,
     pub values: Vec<Option<String>>,
 }
 
-/// Runs side by side.
+/// Comparison of runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
     pub runs: Vec<RunSummary>,
     pub config: Vec<Difference>,
     pub equal: Vec<Equal>,
-    /// Whether all learned from the same text with the same tokenizer: only then can their losses be compared.
+    /// Whether all runs use the same text and tokenizer: only then are their losses comparable.
     pub same_data: bool,
 }
 
@@ -73,7 +73,7 @@ fn at_equal(loss: &'static str, axis: &'static str, series: &[&Series], tokens: 
     Some(Equal { loss, axis, at, losses })
 }
 
-/// What a folder does not say is taken to be the same.
+/// Missing values count as equal.
 fn same_data(runs: &[RunRecord]) -> bool {
     let of_start = |run: &RunRecord, key: &str| run.start.pointer(&format!("/start/{key}")).cloned();
     let of_config = |run: &RunRecord, key: &str| run.config.get("data")?.get(key)?.as_str().map(Value::from);

@@ -1,10 +1,10 @@
-//! Reads `metrics.jsonl`, as far as it can be read.
+//! Reads `metrics.jsonl`, and skips damaged lines.
 
 use jiff::Timestamp;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 
-/// A logged step. What a line lacks, or what was no number, is NaN.
+/// A logged step. Missing and non-finite values are NaN.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepPoint {
     pub step: u64,
@@ -12,7 +12,7 @@ pub struct StepPoint {
     pub loss: f64,
     pub learning_rate: f64,
     pub grad_norm: f64,
-    /// Learned from since the run began.
+    /// Tokens trained on since the start of the run.
     pub tokens: f64,
     pub tokens_per_s: f64,
 }
@@ -24,11 +24,11 @@ pub struct EvaluationPoint {
     pub loss: f64,
     pub perplexity: f64,
     pub bits_per_byte: f64,
-    /// Whether the tokens keep all of the text.
+    /// Whether decoding restores the text exactly.
     pub lossless: bool,
 }
 
-/// Where a run went back to a checkpoint.
+/// A rollback to a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rollback {
     pub from_step: u64,
@@ -36,21 +36,21 @@ pub struct Rollback {
     pub cause: String,
 }
 
-/// The lines, by kind. Steps ascend: where a run went back, the later lines stand for the earlier ones.
+/// The lines by kind, in ascending order of steps: after a rollback, later lines replace earlier ones.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metrics {
     pub steps: Vec<StepPoint>,
     pub evaluations: Vec<EvaluationPoint>,
     pub rollbacks: Vec<Rollback>,
-    /// Whole lines that cannot be read. A last one that is half written is none of them.
+    /// Number of complete lines that cannot be parsed. An incomplete last line does not count.
     pub damaged_lines: usize,
-    /// When the first and the last line were written.
+    /// Times of the first and the last line.
     pub times: Option<(Timestamp, Timestamp)>,
 }
 
 impl Metrics {
     /// # Errors
-    /// If the system refuses to read.
+    /// If the file cannot be read.
     pub fn read(file: impl Read) -> std::io::Result<Metrics> {
         let mut metrics = Metrics::default();
         let mut lines = BufReader::new(file);
@@ -123,20 +123,19 @@ impl Metrics {
         finite.min_by(|a, b| a.loss.total_cmp(&b.loss)).copied()
     }
 
-    /// The last loss of a step that is a number.
+    /// The last finite training loss.
     pub fn last_loss(&self) -> Option<f64> {
         self.steps.iter().rev().map(|point| point.loss).find(|loss| loss.is_finite())
     }
 
-    /// The tokens that were learned from when each of `steps` was done; `tokens_per_step` is for lines of an earlier
-    /// version, which do not say.
+    /// Tokens trained on after each of `steps`; `tokens_per_step` is for lines of an earlier version, which lack them.
     pub fn tokens(&self, tokens_per_step: f64) -> Vec<f64> {
         let of =
             |point: &StepPoint| if point.tokens.is_nan() { point.step as f64 * tokens_per_step } else { point.tokens };
         self.steps.iter().map(of).collect()
     }
 
-    /// Tokens a second over all steps whose speed is known.
+    /// Tokens per second over all steps with a known speed.
     pub fn average_speed(&self, tokens_per_step: f64) -> Option<f64> {
         let (tokens, seconds) = (self.tokens(tokens_per_step), self.training_seconds(tokens_per_step));
         let unknown = self.steps.iter().zip(&tokens).scan(0.0, |before, (point, tokens)| {
@@ -151,8 +150,7 @@ impl Metrics {
             .filter(|speed| speed.is_finite())
     }
 
-    /// The seconds that were spent in training when each of `steps` was done, by the speeds that were logged: pauses
-    /// and evaluations do not count.
+    /// Training seconds after each of `steps`, from the logged speeds, without pauses and evaluations.
     pub fn training_seconds(&self, tokens_per_step: f64) -> Vec<f64> {
         let (mut seconds, mut before) = (0.0, 0.0);
         let tokens = self.tokens(tokens_per_step);

@@ -1,8 +1,8 @@
-//! What a run was, read from its folder: the plain files that every version writes, whole or not. From that a page to
-//! look at it without a network (`report.html`), a plot for the terminal, and runs side by side.
+//! Reads a run's folder: plain files, complete or not. Creates an offline page (`report.html`), a plot for the
+//! terminal, and comparisons of runs.
 //!
-//! Nothing here knows how a run is made. A file that is missing, damaged or of another version is said, and the rest
-//! is shown.
+//! This module does not depend on training. Missing or damaged files, and those of another version, are reported, and
+//! the rest is shown.
 
 mod compare;
 mod metrics;

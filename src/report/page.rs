@@ -1,4 +1,4 @@
-//! Pages to look at runs: one file each, which asks no network for anything.
+//! HTML pages of runs: one offline file each.
 
 use super::compare::Comparison;
 use super::record::{RunRecord, Sample};
@@ -17,7 +17,7 @@ const SAMPLES: usize = 100;
 /// Characters of a sample that its page shows.
 const SAMPLE_LENGTH: usize = 4000;
 
-/// `report.html`: what one run was.
+/// `report.html` of one run.
 pub fn run_page(run: &RunRecord) -> String {
     let mut data = run_json(run);
     data["start"] = run.start.clone();
@@ -31,7 +31,7 @@ pub fn run_page(run: &RunRecord) -> String {
     fill(&run.name, RUN, &data)
 }
 
-/// A page with the curves of several runs over one another.
+/// A page with the overlaid curves of several runs.
 pub fn compare_page(runs: &[RunRecord]) -> String {
     let comparison = Comparison::new(runs);
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
@@ -42,7 +42,7 @@ pub fn compare_page(runs: &[RunRecord]) -> String {
     fill(&names.join(", "), COMPARE, &data)
 }
 
-/// What both pages show of a run.
+/// The data of a run in both pages.
 fn run_json(run: &RunRecord) -> Value {
     let Curves { train, validation, learning_rate, grad_norm, tokens_per_s } = Curves::of(run);
     let tokens = Some(run.tokens_per_step()).filter(|tokens| tokens.is_finite());
@@ -74,7 +74,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// The page with its parts in the places that `page.html` names. What is put in is not searched for places again.
+/// Fills the placeholders of `page.html`. Inserted text is not searched for placeholders.
 fn fill(title: &str, script: &str, data: &Value) -> String {
     let mut page = String::new();
     for part in PAGE.split("{{") {
@@ -99,7 +99,7 @@ fn escape_html(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// JSON that can stand in a `<script>`: nothing in it ends the element, begins a comment, or ends a line of JavaScript.
+/// JSON escaped for a `<script>` element: it cannot end the element, start a comment, or end a line of JavaScript.
 fn escape_json(data: &Value) -> String {
     let mut text = data.to_string();
     for c in ['<', '>', '&', '\u{2028}', '\u{2029}'] {

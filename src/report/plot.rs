@@ -18,16 +18,16 @@ const MARGIN: usize = 9;
 /// Columns and rows that any terminal has.
 const LARGEST: usize = 1 << 10;
 
-/// What is drawn in a cell: the dots, and the curve that drew there last.
+/// A cell: its dots, and the curve drawn there last.
 #[derive(Clone, Copy, Default)]
 struct Cell {
     dots: u8,
     curve: usize,
 }
 
-/// A plot of so many characters with its axes and a legend. Each curve has a letter at its end; with `colour` also a
-/// colour of its own, without it every second column of dots is left out of all curves but the first. Empty if there
-/// is nothing to draw.
+/// A plot of `width` by `height` characters with axes and a legend. Each curve ends with a letter. With `colour`,
+/// curves have distinct colours; without, all but the first omit every second column of dots. Empty if there is nothing
+/// to draw.
 pub fn plot(curves: &[Curve], width: usize, height: usize, colour: bool) -> String {
     let points = || curves.iter().flat_map(|curve| &curve.points).filter(|(x, y)| x.is_finite() && y.is_finite());
     let range = |of: fn(&(f64, f64)) -> f64| {
@@ -119,7 +119,7 @@ fn draw(cells: &mut [Vec<Cell>], from: (usize, usize), to: (usize, usize), curve
     }
 }
 
-/// Four digits, by which curves are told apart, at most nine characters.
+/// A number with four digits, in at most nine characters.
 fn short(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 || (0.001..1e7).contains(&size) {

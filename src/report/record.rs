@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 
-/// Whether a folder is a run's.
+/// Whether a folder is the folder of a run.
 pub fn is_run(folder: &Path) -> bool {
     [CONFIG, METRICS].iter().all(|name| folder.join(name).is_file())
 }
 
-/// What has become of a run.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Running,
     /// All steps are done.
     Finished,
-    /// Somebody stopped it, or its process ended.
+    /// It was stopped, or its process ended.
     Interrupted,
     /// An error ended it.
     Failed,
@@ -41,21 +41,21 @@ impl Display for State {
     }
 }
 
-/// What the model wrote after an evaluation.
+/// A sample after an evaluation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
     pub step: u64,
     pub text: String,
 }
 
-/// What is in a run's folder besides checkpoints.
+/// The contents of a run's folder, without checkpoints.
 #[derive(Debug, Clone)]
 pub struct RunRecord {
     pub folder: PathBuf,
     /// The last part of the folder's path.
     pub name: String,
     pub state: State,
-    /// `config.toml` as it is written, and its values: none if it cannot be read.
+    /// The text of `config.toml`, and its values: none if it cannot be parsed.
     pub config_text: String,
     pub config: toml::Table,
     pub metrics: Metrics,
@@ -68,15 +68,15 @@ pub struct RunRecord {
     pub samples: Vec<Sample>,
     /// `samples.txt`
     pub last_sample: Option<String>,
-    /// What of all this could not be read, and what the run itself says is wrong with it.
+    /// Files that could not be read, and problems reported by the run.
     pub notes: Vec<String>,
 }
 
 impl RunRecord {
-    /// Reads a run that no process writes to; whose process is at work sets its `state`.
+    /// Reads a run, assuming that no process writes to it; the caller sets the `state` of a running one.
     ///
     /// # Errors
-    /// If it is no run's folder, or its metrics cannot be read.
+    /// If it is not the folder of a run, or its metrics cannot be read.
     pub fn read(folder: &Path) -> Result<RunRecord> {
         if !is_run(folder) {
             let message = format!("is no run's folder: it lacks {CONFIG} or {METRICS}");
@@ -113,7 +113,7 @@ impl RunRecord {
         })
     }
 
-    /// Every key of the configuration with its value as in TOML, real numbers to nine digits.
+    /// Every configuration key with its value as TOML, real numbers with nine digits.
     pub fn config_values(&self) -> impl Iterator<Item = (String, String)> {
         let of_section = |(section, keys): (&String, &toml::Value)| {
             let keys = keys.as_table().cloned().unwrap_or_default();
@@ -123,7 +123,7 @@ impl RunRecord {
         self.config.iter().flat_map(of_section).collect::<Vec<_>>().into_iter()
     }
 
-    /// Whether `config.toml` says of a key that nobody set it.
+    /// Whether `config.toml` marks a key as default.
     pub fn is_default(&self, key: &str) -> bool {
         let mut section = "";
         self.config_text.lines().any(|line| {
@@ -133,7 +133,7 @@ impl RunRecord {
         })
     }
 
-    /// Tokens that an update learns from, on average; NaN if the folder does not say.
+    /// Average tokens per update; NaN if unknown.
     pub fn tokens_per_step(&self) -> f64 {
         if let Some(last) = self.metrics.steps.iter().rev().find(|point| point.tokens > 0.0 && point.step > 0) {
             return last.tokens / last.step as f64;
@@ -147,7 +147,7 @@ impl RunRecord {
     }
 }
 
-/// The value as TOML; 3e-4 rather than the 3.0000000000000003e-4 that a division may give.
+/// The value as TOML; 3e-4 instead of the 3.0000000000000003e-4 of a division.
 pub(crate) fn written(value: &toml::Value) -> String {
     value.as_float().map_or_else(|| value.to_string(), |x| units::toml_float(units::decimal(x)))
 }
@@ -158,7 +158,7 @@ fn name_of(folder: &Path) -> String {
     whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Reads files that may be missing, and notes what is wrong with them.
+/// Reads files that may be missing, and collects notes on problems.
 struct Reader<'a> {
     folder: &'a Path,
     notes: Vec<String>,
@@ -191,7 +191,7 @@ impl Reader<'_> {
         serde_json::from_str(&text).unwrap_or_else(|error| self.damaged(name, error))
     }
 
-    /// One a step: where a run went back, the later ones stand.
+    /// One sample per step; after a rollback, later ones replace earlier ones.
     fn samples(&mut self, name: &str) -> Vec<Sample> {
         let mut samples: Vec<Sample> = Vec::new();
         let text = self.text(name).unwrap_or_default();

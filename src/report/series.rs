@@ -1,4 +1,4 @@
-//! Curves of a run: smoothed, and thinned to what a page can show.
+//! Curves of a run: smoothed, and downsampled for display.
 
 use super::record::RunRecord;
 use serde_json::{Value, json};
@@ -12,14 +12,14 @@ const HALF_LIFE: f64 = 0.005;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Series {
     pub steps: Vec<f64>,
-    /// Spent in training until then.
+    /// Training seconds.
     pub seconds: Vec<f64>,
-    /// NaN where it was no number.
+    /// Values; NaN if not finite.
     pub values: Vec<f64>,
 }
 
-/// The indices of the points that a chart of so many columns needs, whether its axis is linear or logarithmic: of each
-/// column the first, the last, the lowest and the highest, and the first that is no number.
+/// Indices of the points needed for a chart with this number of columns, on a linear or logarithmic axis: of each
+/// column the first, last, lowest and highest, and the first non-finite one.
 pub fn thin(x: &[f64], y: &[f64], columns: usize) -> Vec<usize> {
     let (count, columns) = (x.len().min(y.len()), columns.max(1));
     if count <= columns.saturating_mul(8) {
@@ -51,7 +51,7 @@ impl Series {
         Series { steps: steps.to_vec(), seconds: seconds.to_vec(), values: values.collect() }
     }
 
-    /// An exponential moving average whose half-life is a part of the run, without the pull of its start.
+    /// A bias-corrected exponential moving average, with a half-life proportional to the run.
     pub(super) fn smoothed(&self) -> Series {
         let span = self.steps.last().copied().unwrap_or(0.0) - self.steps.first().copied().unwrap_or(0.0);
         let half_life = (HALF_LIFE * span).max(1.0);
@@ -105,7 +105,7 @@ impl Curves {
     }
 }
 
-/// The losses of a run over its steps: of training, smoothed, and of validation.
+/// Training loss (smoothed) and validation loss by step.
 pub fn loss_curves(run: &RunRecord) -> [Vec<(f64, f64)>; 2] {
     let Curves { train, validation, .. } = Curves::of(run);
     let points = |s: Series| s.steps.into_iter().zip(s.values).filter(|(_, value)| value.is_finite()).collect();

@@ -1,4 +1,4 @@
-//! A run in a few figures.
+//! Summary figures of a run.
 
 use super::record::{RunRecord, State};
 use jiff::Timestamp;
@@ -13,32 +13,32 @@ pub struct Best {
     pub loss: f64,
     pub perplexity: Option<f64>,
     pub bits_per_byte: Option<f64>,
-    /// Whether the tokens keep all of the text; if not, bits are per byte that can be decoded.
+    /// Whether decoding restores the text exactly; if not, bits are per decodable byte.
     pub lossless: bool,
 }
 
-/// What a list of runs shows. What a folder does not say is `None`.
+/// A row of the list of runs. Unknown values are `None`.
 #[derive(Debug, Clone, Serialize)]
 pub struct RunSummary {
     pub name: String,
     pub folder: PathBuf,
     pub state: State,
     pub began: Option<Timestamp>,
-    /// Done, as far as the folder says.
+    /// Completed steps.
     pub steps: u64,
     pub total_steps: Option<u64>,
     pub epochs: Option<f64>,
     pub best: Option<Best>,
-    /// Of the last evaluation.
+    /// Validation loss of the last evaluation.
     pub validation_loss: Option<f64>,
-    /// Of the last logged step.
+    /// Training loss of the last logged step.
     pub train_loss: Option<f64>,
     pub tokens: Option<f64>,
     pub tokens_per_s: Option<f64>,
-    /// Without evaluations and pauses; in all processes of a run that was resumed.
+    /// Training time without evaluations and pauses, over all processes of a resumed run.
     pub training_seconds: Option<f64>,
     pub parameters: Option<u64>,
-    /// Those that are trained: of adapters fewer.
+    /// Number of trained parameters; fewer with LoRA.
     pub trained_parameters: Option<u64>,
     pub device: Option<String>,
     pub precision: Option<String>,

@@ -1,69 +1,70 @@
-//! What is trained: the shape of the model, and adapters beside it.
+//! The shape of the model, and its LoRA adapters.
 
 use crate::config::choice::{RopeScaling, WeightDtype};
 use serde::{Deserialize, Serialize};
 
-/// `[model]`: the shape of the model, in the names of GPT-2, and of Llama for what GPT-2 has not.
+/// `[model]`: the shape of the model, with GPT-2's names, or Llama's where GPT-2 has none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A folder with a model in Hugging Face's layout: the run begins with its weights, and takes its shape and, where
-    /// `data.tokenizer` is not set, its tokenizer. Default empty: random weights.
+    /// A folder with a model in Hugging Face's layout: initial weights, shape and, unless `data.tokenizer` is set,
+    /// tokenizer. Default empty: random weights.
     pub init: String,
-    /// Whether a run may give the model of `init` another tokenizer: tokens that both tokenizers have keep their rows
-    /// of the embedding and the head, other rows start at random. Default false: another tokenizer is refused.
+    /// Whether the model of `init` may get another tokenizer: tokens of both keep their rows in embedding and head,
+    /// other rows are random. Default false: another tokenizer is refused.
     pub new_tokenizer: bool,
     /// The family: `gpt2`, `llama` (Qwen2 and Mistral too), `qwen3`, or recurrent, `lstm`, `gru` or `rnn`. Default
     /// `gpt2`.
     pub kind: String,
     /// Transformer blocks, or recurrent layers. Default 4.
     pub n_layer: usize,
-    /// Attention heads per block; divides `n_embd`. Recurrent models have none. Default 4.
+    /// Attention heads per block; `n_embd` is a multiple. Recurrent models have none. Default 4.
     pub n_head: usize,
     /// Channels of the residual stream, or of a recurrent layer's state. Default 128.
     pub n_embd: usize,
-    /// Tokens of a training row; of a recurrent model those that gradients go back through (truncated backpropagation
-    /// through time), while its state goes on from batch to batch. Default 128; with `init`, what the documents need.
+    /// Tokens per training row; for a recurrent model, the length of truncated backpropagation through time, while its
+    /// state is carried from batch to batch. Default 128; with `init`, the length of the longest document (1024 for a
+    /// stream), at most the model's context.
     pub block_size: usize,
-    /// The context of the model, in tokens: the longest sequence it can read, at least `block_size`. Default 0:
-    /// `block_size`; with `init`, that of the model.
+    /// Context length of the model, in tokens, at least `block_size`. Default 0: `block_size`; with `init`, that of the
+    /// model.
     pub context: usize,
-    /// Tokens that the model can tell apart. Default 0: those of the tokenizer, filled up as `vocab_multiple` says.
+    /// Vocabulary size. Default 0: the tokenizer's, rounded up to `vocab_multiple`.
     pub vocab_size: usize,
-    /// The vocabulary is filled up to a multiple of this with tokens that never occur and are never drawn. Tensor cores
-    /// multiply only by a vocabulary that is a multiple of 4; 64 makes 50,304 of GPT-2's 50,257 tokens. Default 1.
+    /// The vocabulary is padded to a multiple of this with tokens that are never sampled. Tensor cores require a
+    /// multiple of 4; 64 pads GPT-2's 50,257 tokens to 50,304. Default 1.
     pub vocab_multiple: usize,
-    /// The probability that dropout zeroes a value in training, in [0, 1). Default 0.
+    /// Dropout probability, in [0, 1). Default 0.
     pub dropout: f64,
-    /// The same of the embeddings alone, in [0, 1). Default `dropout`.
+    /// Dropout probability of the embeddings, in [0, 1). Default `dropout`.
     pub embd_dropout: f64,
     /// Whether Linear and LayerNorm layers have a bias. Default true.
     pub bias: bool,
-    /// Whether the output layer uses the token embedding's weights. Default true.
+    /// Whether the head shares the token embedding's weight. Default true.
     pub tie_embeddings: bool,
-    /// Heads of keys and values, each read by as many heads of queries; divides `n_head`. Default 0: `n_head`.
+    /// Key/value heads; `n_head` is a multiple. Default 0: `n_head`.
     pub n_kv_head: usize,
-    /// Elements of a head. Default 0: `n_embd / n_head`.
+    /// Head size. Default 0: `n_embd / n_head`.
     pub head_dim: usize,
-    /// The width of the feed-forward layer. Default 0: 8/3 of `n_embd`, filled up to a multiple of 64.
+    /// Width of the feed-forward layer. Default 0: 8/3 of `n_embd`, rounded up to a multiple of 64.
     pub intermediate_size: usize,
     /// Whether queries, keys and values have a bias, as in Qwen2. Default false.
     pub qkv_bias: bool,
-    /// The most tokens that one sees, itself included. Default 0: all before it.
+    /// Sliding attention window, in tokens, including the query's. Default 0: all preceding tokens.
     pub sliding_window: usize,
-    /// Added to the mean square in norms. Default 1e-5.
+    /// Epsilon of RMS norms. Default 1e-5.
     pub norm_eps: f64,
     /// The base of the frequencies of rotary positions. Default 10000.
     pub rope_theta: f64,
     /// `none`, `linear` or `llama3`. Default `none`.
     pub rope_scaling: RopeScaling,
-    /// What angles are divided by. Default 1.
+    /// Divisor of the angles. Default 1.
     pub rope_factor: f64,
-    /// Frequencies of fewer periods in `rope_original_block_size` tokens are divided. Default 1.
+    /// Frequencies with fewer periods in `rope_original_block_size` tokens are divided. Default 1.
     pub rope_low_freq_factor: f64,
-    /// Frequencies of more periods are not. Default 4.
+    /// Frequencies with more periods are unchanged. Default 4.
     pub rope_high_freq_factor: f64,
-    /// The context that the angles were made for. Default 8192.
+    /// The original context of the model. Default 8192.
     pub rope_original_block_size: usize,
 }
 
@@ -100,7 +101,7 @@ impl Default for ModelConfig {
     }
 }
 
-/// `[lora]`: adapters of low rank (Hu et al. 2021), which are trained instead of the model's weights.
+/// `[lora]`: LoRA adapters (Hu et al. 2021), which are trained instead of the model's weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraConfig {
@@ -108,11 +109,11 @@ pub struct LoraConfig {
     pub rank: usize,
     /// B A is multiplied by `alpha / rank`. Default 0: twice the rank.
     pub alpha: f64,
-    /// The probability that dropout zeroes a value that A is given, in [0, 1). Default 0.
+    /// Dropout probability of A's input, in [0, 1). Default 0.
     pub dropout: f64,
-    /// The layers that get adapters, by their names in `model.safetensors` or how those end. Default `all-linear`.
+    /// The adapted layers, by names in `model.safetensors` or their suffixes. Default `all-linear`.
     pub targets: Vec<String>,
-    /// What the frozen weights of linear layers are stored as, `f32` or `f16`. Default `f32`.
+    /// Storage type of frozen linear weights, `f32` or `f16`. Default `f32`.
     pub base_dtype: WeightDtype,
 }
 

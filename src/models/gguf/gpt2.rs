@@ -1,4 +1,4 @@
-//! GPT-2 as llama.cpp has it.
+//! GPT-2 in llama.cpp's format.
 
 use super::{Layout, Mapping, Value};
 use crate::models::ModelConfig;

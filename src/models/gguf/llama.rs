@@ -1,4 +1,4 @@
-//! Llama, Qwen2 and Qwen3 as llama.cpp has them.
+//! Llama, Qwen2 and Qwen3 in llama.cpp's format.
 
 use super::{Layout, Mapping, Value};
 use crate::models::{LlamaConfig, ModelConfig};
@@ -99,7 +99,7 @@ impl Mapping for LlamaMapping {
         Some((format!("blk.{layer}.{theirs}.{end}"), layout))
     }
 
-    /// By what the frequencies of rotary positions are divided, if not all by the same.
+    /// Divisors of the rotary frequencies, if they differ.
     fn constants(&self, config: &ModelConfig) -> Vec<(&'static str, Vec<f32>)> {
         let l = config.llama();
         match l.rope_scaling {

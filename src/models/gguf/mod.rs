@@ -1,4 +1,4 @@
-//! Models as llama.cpp reads them: GGUF (version 3), one file with the shape, the tokenizer and the tensors.
+//! GGUF files (version 3) for llama.cpp: one file with the shape, the tokenizer and the tensors.
 //!
 //! A file is a header, then tensors, each at a multiple of `ALIGNMENT`. All numbers are little-endian.
 //! ```text
@@ -6,7 +6,7 @@
 //! of each value:   key, type u32, value
 //! of each tensor:  name, dimensions u32, sizes u64 (the length of a row first), type u32, offset u64
 //! ```
-//! A text is its length as u64, then UTF-8. Each family says what its metadata and tensors are called ([`Mapping`]).
+//! A text is its length as u64, then UTF-8. Each family maps its metadata keys and tensor names ([`Mapping`]).
 
 mod gpt2;
 mod llama;
@@ -44,7 +44,7 @@ pub trait Mapping {
     /// The shape: keys without the architecture that stands before each, and values.
     fn metadata(&self, config: &ModelConfig) -> Vec<(&'static str, Value)>;
 
-    /// What the tensor is called that Hugging Face calls `name`, and how it lies.
+    /// GGUF name and layout of Hugging Face's tensor `name`.
     fn tensor(&self, config: &ModelConfig, name: &str) -> Option<(String, Layout)>;
 
     /// Vectors that follow from the shape and are tensors there.

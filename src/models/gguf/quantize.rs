@@ -1,4 +1,4 @@
-//! The types of numbers that a GGUF file holds here, and ggml's blocks of quantized ones (ggml-quants.c).
+//! Supported number types of GGUF files, and ggml's quantized blocks (ggml-quants.c).
 //!
 //! A block is 32 numbers of a row that share a scale d, which is an f16:
 //! - q8_0: d = max|x| / 127, q = round(x / d) as an i8, half away from zero; x ~ d q
@@ -10,7 +10,7 @@ use half::{bf16, f16};
 /// Numbers of a row that share a scale.
 const BLOCK: usize = 32;
 
-/// How the numbers of a tensor are stored.
+/// Storage type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GgmlType {
     F32,
@@ -23,7 +23,7 @@ pub enum GgmlType {
 impl GgmlType {
     pub const ALL: [GgmlType; 5] = [GgmlType::F32, GgmlType::F16, GgmlType::Bf16, GgmlType::Q8_0, GgmlType::Q4_0];
 
-    /// `f32`, as the command line writes it.
+    /// Its name on the command line, such as `f32`.
     pub fn name(self) -> &'static str {
         match self {
             GgmlType::F32 => "f32",
@@ -45,7 +45,7 @@ impl GgmlType {
         }
     }
 
-    /// The number of a file of which most tensors are of this type (`llama_ftype`).
+    /// The `llama_ftype` of a file with mostly this type.
     pub(super) fn file_type(self) -> u32 {
         match self {
             GgmlType::F32 => 0,
@@ -56,7 +56,7 @@ impl GgmlType {
         }
     }
 
-    /// Whether numbers share a scale.
+    /// Whether it is quantized in blocks.
     pub fn is_quantized(self) -> bool {
         matches!(self, GgmlType::Q8_0 | GgmlType::Q4_0)
     }
@@ -71,7 +71,7 @@ impl GgmlType {
         }
     }
 
-    /// The bytes of so many numbers, of whole blocks.
+    /// Size in bytes of `elements` numbers in whole blocks.
     pub(super) fn size_bytes(self, elements: usize) -> usize {
         let (numbers, bytes) = self.block();
         elements / numbers * bytes
@@ -110,7 +110,7 @@ impl GgmlType {
     }
 }
 
-/// Adds a number as f16, unless it becomes infinite there; then the error is `told`.
+/// Appends a number as f16; if it overflows, the error names `told`.
 fn add_f16(x: f32, told: f32, bytes: &mut Vec<u8>) -> Result<(), f32> {
     let half = f16::from_f32(x);
     if half.is_infinite() && x.is_finite() {

@@ -1,5 +1,4 @@
-//! Reads GGUF files, which others may have written: no count or length in one is believed beyond the bytes that are
-//! there.
+//! Reads GGUF files, which may be untrusted: counts and lengths are checked against the size of the file.
 
 use super::quantize::GgmlType;
 use super::value::{self, Value};
@@ -10,10 +9,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// The most dimensions that ggml knows.
+/// ggml's largest number of dimensions.
 const MOST_DIMS: u32 = 4;
 
-/// A file that is mapped into memory, its header read.
+/// A memory-mapped file with a parsed header.
 pub struct GgufFile {
     path: PathBuf,
     map: Mmap,
@@ -35,7 +34,7 @@ impl GgufFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// If it cannot be read or is damaged, or holds numbers of a type that is not read here.
+    /// If it cannot be read, is damaged, or has numbers of an unsupported type.
     pub fn open(path: &Path) -> Result<GgufFile> {
         let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
         // SAFETY: the map is only read. Who changes the file meanwhile changes the values, or ends the process where it
@@ -59,7 +58,7 @@ impl GgufFile {
         self.metadata.get(key)
     }
 
-    /// The names of all tensors, in the order of the alphabet.
+    /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }

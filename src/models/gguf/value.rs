@@ -11,7 +11,7 @@ pub enum Value {
     I32s(Vec<i32>),
     F32s(Vec<f32>),
     Texts(Vec<String>),
-    /// A number or several of a type that is not written here.
+    /// A number or an array of another type.
     Other,
 }
 

@@ -7,22 +7,22 @@ use crate::models::{LanguageModel, ModelConfig};
 use crate::{Error, Result, Shape};
 use std::io::{self, Write};
 
-/// What is written of a model beside its shape and weights.
+/// Options and metadata of an export.
 pub struct Export {
-    /// Of matrices. Vectors, and what is added to the embedding, stay f32.
+    /// Type of matrices. Vectors and position embeddings stay f32.
     pub dtype: GgmlType,
-    /// Of the tokenizer, and what the file says of itself.
+    /// Metadata of the tokenizer and the file.
     pub metadata: Vec<(String, Value)>,
-    /// A row of the vocabulary; copies of it are appended.
+    /// A row of the vocabulary of which copies are appended.
     pub copied_row: usize,
-    /// How many copies.
+    /// Number of copies.
     pub copies: usize,
 }
 
-/// What became of the weights.
+/// Result of an export.
 #[derive(Debug, Default)]
 pub struct Written {
-    /// Matrices whose rows are no whole blocks of the quantized type: they are f16.
+    /// Matrices stored as f16, because their row length is not a multiple of the quantized block.
     pub unquantized: Vec<String>,
 }
 
@@ -158,11 +158,11 @@ fn header(architecture: &str, export: &Export, config: &ModelConfig, tensors: &[
     Ok(bytes)
 }
 
-/// Writes a model. In memory there is never more of the file than a tensor, twice.
+/// Writes a model, with at most two copies of one tensor in memory.
 ///
 /// # Errors
-/// If llama.cpp has no architecture that computes the same, a weight has no place in the type that it is to be stored
-/// as, or the file cannot be written; `failed` makes an error of the latter.
+/// If llama.cpp has no equivalent architecture, a weight overflows its storage type, or the file cannot be written;
+/// `failed` creates the latter error.
 pub fn write(
     model: &mut dyn LanguageModel,
     export: &Export,

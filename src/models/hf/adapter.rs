@@ -1,11 +1,11 @@
-//! Adapters by low rank (LoRA, Hu et al. 2021) as Hugging Face's PEFT saves them: `adapter_config.json` and
-//! `adapter_model.safetensors` in a folder that names the model they are for. They are added to its weights,
+//! LoRA adapters (Hu et al. 2021) in the format of Hugging Face's PEFT: `adapter_config.json`, which names the base
+//! model, and `adapter_model.safetensors`. They are merged into the model's weights,
 //!
 //! ```text
 //! W' = W + (alpha / r) B A        A (r, inputs), B (outputs, r)        with rsLoRA alpha / sqrt(r)
 //! ```
 //!
-//! so that from there on the model is like any other.
+//! so that the model is then like any other.
 
 use super::weight_files::WeightFiles;
 use super::{StoredTensor, add_values, from_json};
@@ -21,11 +21,11 @@ use std::path::{Path, PathBuf};
 pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 const PICKLE: &str = "adapter_model.bin";
-/// What PEFT puts before the names of a model's modules.
+/// PEFT's prefix of module names.
 pub(super) const PREFIX: &str = "base_model.model.";
 
-/// Keys of `adapter_config.json` that do not change what is computed: how an adapter was learnt, where it is (which its
-/// tensors' names tell), and versions.
+/// Keys of `adapter_config.json` that do not affect the result: training settings, adapted modules (which the tensor
+/// names give), and versions.
 const UNUSED: [&str; 21] = [
     "auto_mapping",
     "base_model_name_or_path",
@@ -50,10 +50,10 @@ const UNUSED: [&str; 21] = [
     "task_type",
 ];
 
-/// What `init_lora_weights` may begin with that changes the model's own weights before the adapter is learnt.
+/// Prefixes of `init_lora_weights` values that change the base weights before training.
 const CHANGING_INITS: [&str; 5] = ["pissa", "olora", "loftq", "corda", "lora_ga"];
 
-/// `adapter_config.json`, as far as it says what is computed. Ranks follow from the tensors.
+/// The keys of `adapter_config.json` that affect the result. Ranks are those of the tensors.
 #[derive(Debug, Deserialize)]
 struct AdapterConfig {
     peft_type: Option<String>,
@@ -69,22 +69,22 @@ struct AdapterConfig {
     others: BTreeMap<String, Value>,
 }
 
-/// An adapter and the folder of the model that it is for.
+/// An adapter and the folder of its base model.
 pub struct Adapter {
     config: AdapterConfig,
     files: WeightFiles,
     pub base: PathBuf,
 }
 
-/// The folder of the model for which a folder holds an adapter; `None` if it holds none.
+/// The folder of the base model of an adapter folder; `None` if the folder has no adapter.
 ///
 /// # Errors
-/// If the adapter is none that can be added to a model's weights, or its model is not there.
+/// If the adapter cannot be merged into weights, or its base model is missing.
 pub fn base_of(folder: &Path) -> Result<Option<PathBuf>> {
     Ok(config_of(folder)?.map(|(_, base)| base))
 }
 
-/// The adapter in a folder, if it holds one.
+/// Opens the adapter of a folder, if it has one.
 ///
 /// # Errors
 /// Those of [`base_of`], or if its tensors are missing or damaged.
@@ -120,8 +120,8 @@ fn config_of(folder: &Path) -> Result<Option<(AdapterConfig, PathBuf)>> {
     Ok(Some((config, base)))
 }
 
-/// The folder of the model that an adapter names: as it is written, beside the adapter, or what was fetched of the hub
-/// by that name.
+/// The folder of an adapter's base model: the path as written, relative to the adapter, or a model fetched from the
+/// Hub.
 fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> {
     let of_hub = name.parse::<ModelName>().ok();
     let fetched = || HubCache::of_user().ok()?.find(of_hub.as_ref()?, "main");
@@ -140,7 +140,7 @@ fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> 
 }
 
 impl AdapterConfig {
-    /// Refuses what is more than a product added to weights, by the name of the key.
+    /// Refuses adapters that are not a low-rank product added to weights, with the key.
     fn check(&self) -> std::result::Result<(), String> {
         let refuse = |key: &str, value: String| Err(format!("{key} is {value}, which rustyflow does not compute"));
         if self.peft_type.as_deref() != Some("LORA") {
@@ -173,7 +173,7 @@ impl AdapterConfig {
         }
     }
 
-    /// What B A of this rank is multiplied by in a module.
+    /// The scale of B A in a module, for this rank.
     fn scale(&self, module: &str, rank: usize) -> f64 {
         let is_meant = |key: &str| module == key || module.ends_with(&format!(".{key}"));
         let own = self.alpha_pattern.iter().flatten().find(|(key, _)| is_meant(key));
@@ -184,10 +184,10 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// Adds it to the weights of a model on the CPU.
+    /// Merges it into the weights of a model on the CPU.
     ///
     /// # Errors
-    /// If it is for a model of another shape.
+    /// If the model has another shape.
     pub fn merge_into(&self, model: &mut dyn LanguageModel) -> Result<()> {
         let shape = model.config().clone();
         let (mut result, mut used) = (Ok(()), HashSet::new());

@@ -1,4 +1,4 @@
-//! GPT-2 as Hugging Face writes it: `transformers.GPT2LMHeadModel`.
+//! GPT-2 in Hugging Face's format: `transformers.GPT2LMHeadModel`.
 
 use super::{Mapping, computes, from_json, size};
 use crate::Shape;
@@ -6,12 +6,12 @@ use crate::models::{ModelConfig, ModelKind};
 use crate::nn::LayerNorm;
 use serde::{Deserialize, Serialize};
 
-/// What Hugging Face puts before every name but the head's.
+/// Hugging Face's prefix of all names but the head's.
 const PREFIX: &str = "transformer.";
 const MODEL_TYPE: &str = "gpt2";
 const ACTIVATION: &str = "gelu_new";
 
-/// `config.json`. What is not there means the same as `null`: transformers' default.
+/// `config.json`. A missing key, like `null`, means transformers' default.
 #[derive(Serialize, Deserialize)]
 struct ConfigJson {
     #[serde(skip_deserializing)]
@@ -49,7 +49,7 @@ struct ConfigJson {
     rustyflow: Option<Rustyflow>,
 }
 
-/// What Hugging Face's keys cannot say.
+/// Settings without a key in Hugging Face's format.
 #[derive(Serialize, Deserialize)]
 struct Rustyflow {
     #[serde(skip_deserializing)]

@@ -1,4 +1,4 @@
-//! Llama and its relatives as Hugging Face writes them: `LlamaForCausalLM`, `Qwen2ForCausalLM` (with a bias at queries,
+//! Llama and related families in Hugging Face's format: `LlamaForCausalLM`, `Qwen2ForCausalLM` (with a bias at queries,
 //! keys and values), `MistralForCausalLM` (with a sliding window) and `Qwen3ForCausalLM` (with QK-norm).
 
 use super::rope::{read_rope, write_rope};
@@ -8,10 +8,10 @@ use crate::models::{LlamaConfig, ModelConfig};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// What Hugging Face puts before every name but the head's.
+/// Hugging Face's prefix of all names but the head's.
 const PREFIX: &str = "model.";
 
-/// `config.json`, as far as it is read. What is not there means the same as `null`: transformers' default.
+/// The keys of `config.json` that are read. A missing key, like `null`, means transformers' default.
 #[derive(Deserialize)]
 struct ConfigJson {
     model_type: Option<String>,

@@ -1,5 +1,5 @@
-//! Saves and loads models as Hugging Face's transformers do: `config.json` and `model.safetensors`, which
-//! `from_pretrained` reads. Each family says what its `config.json` holds and how its tensors are called ([`Mapping`]).
+//! Saves and loads models in the format of Hugging Face's transformers: `config.json` and `model.safetensors`, for
+//! `from_pretrained`. Each family maps its `config.json` and tensor names ([`Mapping`]).
 
 mod adapter;
 mod gpt2;
@@ -33,12 +33,12 @@ const CONFIG: &str = "config.json";
 /// Those of language models have a few thousand; names of classes may make it many more.
 const MOST_CONFIG_BYTES: u64 = 1 << 24;
 
-/// How Hugging Face writes the models of a family.
+/// Hugging Face's format of a family.
 pub trait Mapping {
-    /// What the `model_type` of its `config.json` may be.
+    /// Accepted values of `model_type` in `config.json`.
     fn model_types(&self) -> &'static [&'static str];
 
-    /// What stands before most names in `model.safetensors`, and may be missing there.
+    /// Optional prefix of most names in `model.safetensors`.
     fn prefix(&self) -> &'static str;
 
     /// The text of `config.json`.
@@ -50,8 +50,8 @@ pub trait Mapping {
     /// If it describes none, or a model that computes something else: which key says so.
     fn read_config(&self, text: &str) -> std::result::Result<ModelConfig, String>;
 
-    /// The tensors of `model.safetensors` that make up the parameter that is called `name` here: names and shapes.
-    /// Their rows follow each other in the parameter.
+    /// Names and shapes of the tensors in `model.safetensors` that form the parameter `name`. The parameter
+    /// concatenates their rows.
     fn tensors(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Vec<(String, Shape)>;
 
     /// The name (as here) and length of a vector of zeros that Hugging Face's model has beside this parameter, and this
@@ -61,25 +61,24 @@ pub trait Mapping {
     /// The parameters that are one where the head is tied: the embedding and the head.
     fn embedding_and_head(&self) -> [&'static str; 2];
 
-    /// The parameter with a row for each position, if positions are learned.
+    /// The parameter of learned position embeddings, if any.
     fn positions(&self) -> Option<&'static str>;
 
     /// Whether a tensor of this name may be there and is not needed: a constant, or a copy of another.
     fn ignores(&self, config: &ModelConfig, name: &str) -> bool;
 }
 
-/// What a checkpoint holds of a model as it was at one moment, off its device: it can be encoded on another thread
-/// while the model learns on.
+/// A snapshot of a model's weights on the host, which another thread can encode while training continues.
 pub enum Weights {
     Model(ModelWeights),
     Adapters(AdapterWeights),
 }
 
 impl Weights {
-    /// The names and contents of the files that [`load`] reads.
+    /// Encodes the files for [`load`]: names and contents.
     ///
     /// # Errors
-    /// If the tensors make no file, which no model's do.
+    /// If serialization fails, which does not happen for a model.
     pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
         match self {
             Weights::Model(weights) => weights.encode(),
@@ -98,17 +97,17 @@ pub struct ModelWeights {
 }
 
 impl ModelWeights {
-    /// Those of a model of this shape, from the contents of the arenas that [`ParameterArena::stored`] names.
+    /// Weights of a model of this shape, from the contents of the arenas in [`ParameterArena::stored`].
     pub fn new(config: ModelConfig, parameters: &ParameterArena, arenas: Vec<Bytes>) -> ModelWeights {
         ModelWeights { config, entries: parameters.entries.clone(), arenas, special_ids: Map::new() }
     }
 
-    /// The same, whose `config.json` has these keys too: `eos_token_id` and its like.
+    /// Adds special-token ids to `config.json`, such as `eos_token_id`.
     pub fn with_special_ids(self, special_ids: Map<String, Value>) -> ModelWeights {
         ModelWeights { special_ids, ..self }
     }
 
-    /// The names and contents of the files that [`load`] reads.
+    /// Encodes the files for [`load`]: names and contents.
     ///
     /// # Errors
     /// If the arenas are not those of the parameters.
@@ -167,24 +166,24 @@ fn text_of(keys: &Map<String, Value>) -> String {
     serde_json::to_string_pretty(keys).expect("plain values serialize")
 }
 
-/// The `model_type` that a model of this shape is written with.
+/// The `model_type` for a model of this shape.
 pub fn model_type(config: &ModelConfig) -> String {
     config_keys(config, &Map::new()).get("model_type").and_then(Value::as_str).unwrap_or_default().to_string()
 }
 
-/// Loads what [`ModelWeights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are
-/// mapped, so that beside the model there is never more in memory than its largest tensor.
+/// Loads a model of any family on the CPU, written by [`ModelWeights`] or Hugging Face. The files are memory-mapped, so
+/// besides the model at most its largest tensor is in memory.
 ///
-/// Of a folder with an adapter of PEFT's it is the model that the adapter is for, with the adapter in its weights.
+/// For a PEFT adapter folder, loads the base model and merges the adapter.
 ///
 /// # Errors
-/// If a file is missing, damaged, of no known family, or does not hold exactly the parameters its config implies.
+/// If a file is missing or damaged, the family is unknown, or the tensors are not exactly those that the config
+/// implies.
 pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
     load_with_context(folder, usize::MAX)
 }
 
-/// As [`load`], with a context of so many tokens if that is fewer than it was made for: of learned positions the first
-/// ones stay.
+/// [`load`] with the context reduced to `block_size` tokens, if that is shorter: the first learned positions are kept.
 ///
 /// # Errors
 /// Those of [`load`].
@@ -224,15 +223,15 @@ pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn Lan
     }
 }
 
-/// The folder with the weights: of one that holds an adapter that of its model, of any other itself.
+/// The folder of the weights: for an adapter that of its base model, else the folder itself.
 ///
 /// # Errors
-/// If the adapter's model is not there, or the adapter is more than a product added to its weights.
+/// If the adapter's base model is missing, or the adapter is not a low-rank product added to weights.
 pub fn weights_folder(folder: &Path) -> Result<PathBuf> {
     Ok(adapter::base_of(folder)?.unwrap_or_else(|| folder.to_path_buf()))
 }
 
-/// The folder with the tokenizer: of one that holds an adapter and no tokenizer that of its model, of any other itself.
+/// The folder of the tokenizer: for an adapter without a tokenizer that of its base model, else the folder itself.
 ///
 /// # Errors
 /// Those of [`weights_folder`].
@@ -241,11 +240,11 @@ pub fn tokenizer_folder(folder: &Path) -> Result<PathBuf> {
     if has_own { Ok(folder.to_path_buf()) } else { weights_folder(folder) }
 }
 
-/// The shape that the `config.json` of a folder describes, or of the model that its adapter is for. As in transformers
-/// 5, a head beside the embedding that differs from it counts, whatever `tie_word_embeddings` says.
+/// The shape in a folder's `config.json`, or that of an adapter's base model. As in transformers 5, a separate head
+/// that differs from the embedding takes precedence over `tie_word_embeddings`.
 ///
 /// # Errors
-/// If it is missing, describes no model, or one that is not computed here.
+/// If it is missing, invalid, or of an unsupported model.
 pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
     let folder = weights_folder(folder)?;
     let path = folder.join(CONFIG);
@@ -260,7 +259,7 @@ pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
     Ok(config)
 }
 
-/// Whether the files of a model hold a head that is not its embedding.
+/// Whether a model's files have a head that is not tied to the embedding.
 fn has_own_head(files: &WeightFiles, config: &ModelConfig) -> bool {
     let hf = config.kind.hf();
     let shape = Shape::from([config.vocab_size, config.n_embd]);
@@ -280,7 +279,7 @@ fn has_own_head(files: &WeightFiles, config: &ModelConfig) -> bool {
         }
 }
 
-/// A text of a folder that others may have written: what is longer than any such file is not read.
+/// Reads an untrusted text file, up to a size limit.
 fn read_limited(path: &Path, most: u64) -> Result<String> {
     let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
     let mut text = String::new();
@@ -292,8 +291,8 @@ fn read_limited(path: &Path, most: u64) -> Result<String> {
     Ok(text)
 }
 
-/// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used.
-/// `cropped`, if it is that, may have more rows.
+/// Reads the parameter `name` into `parameter`, which must have its shape, and marks its tensors as used. The parameter
+/// `cropped` may have more rows in the file.
 fn read_parameter(
     files: &WeightFiles,
     config: &ModelConfig,
@@ -367,7 +366,7 @@ fn read_config(text: &str) -> std::result::Result<ModelConfig, String> {
     mapping.read_config(text)
 }
 
-/// Reads the keys of a JSON object that `T` has, all of them optional; an error names the key that is of another type.
+/// Reads the keys of `T`, all optional, from a JSON object; an error names a key of the wrong type.
 fn from_json<T: DeserializeOwned>(text: &str) -> std::result::Result<T, String> {
     let object: Map<String, Value> = serde_json::from_str(text).map_err(|e| format!("is not JSON: {e}"))?;
     // serde tells what is wrong, not where: the key is the one that is wrong by itself.
@@ -389,7 +388,7 @@ fn size(key: &str, value: Option<u64>, most: u64) -> std::result::Result<usize, 
     }
 }
 
-/// Refuses a value, if there is one, that is not what rustyflow computes.
+/// Refuses a value that rustyflow does not support.
 fn computes<T: PartialEq + Serialize>(key: &str, value: &Option<T>, ours: &T) -> std::result::Result<(), String> {
     match value {
         Some(value) if value != ours => {

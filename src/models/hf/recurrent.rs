@@ -1,4 +1,4 @@
-//! Recurrent language models, which transformers has not: a `config.json` with the arguments of `RNNModel` in
+//! Recurrent language models, which transformers lacks: a `config.json` with the arguments of `RNNModel` in
 //! pytorch/examples' `word_language_model`, and its tensor names, so that `load_state_dict` takes them.
 
 use super::{Mapping, computes, from_json, size};
@@ -30,7 +30,7 @@ struct ConfigJson {
 pub struct RecurrentMapping {
     /// `model.kind`, and its `model_type`.
     pub kind: &'static [&'static str; 1],
-    /// In PyTorch's words.
+    /// PyTorch's name.
     pub rnn_type: &'static str,
 }
 

@@ -5,7 +5,7 @@ use crate::models::LlamaConfig;
 use crate::nn::RopeScaling;
 use serde_json::{Map, Value, json};
 
-/// What transformers takes where nothing is said.
+/// transformers' default.
 const THETA: f64 = 10_000.0;
 /// The keys that are read.
 const KNOWN: [&str; 7] = [
@@ -18,7 +18,7 @@ const KNOWN: [&str; 7] = [
     "original_max_position_embeddings",
 ];
 
-/// How rotary angles are made: theta and the scaling.
+/// Theta and scaling of rotary positions.
 pub fn write_rope(l: &LlamaConfig) -> Value {
     match l.rope_scaling {
         None => json!({ "rope_type": "default", "rope_theta": l.rope_theta }),
@@ -36,10 +36,10 @@ pub fn write_rope(l: &LlamaConfig) -> Value {
     }
 }
 
-/// Theta and the scaling. `theta` stands beside both others, of which either may hold another.
+/// Theta and scaling. `theta` is the top-level key, and either of the other two may also hold one.
 ///
 /// # Errors
-/// If a key has no value of its kind, asks for what is not computed here, or contradicts another.
+/// If a key has an invalid or unsupported value, or contradicts another.
 pub fn read_rope(
     theta: Option<f64>,
     scaling: Option<&Map<String, Value>>,

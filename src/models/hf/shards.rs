@@ -1,5 +1,5 @@
-//! Writes a model as transformers' `save_pretrained` does: `config.json` and safetensors of a type, in files of a size
-//! at most.
+//! Writes a model like transformers' `save_pretrained`: `config.json` and safetensors of one type, sharded by file
+//! size.
 
 use super::weight_files::{INDEX, WEIGHTS};
 use super::{CONFIG, Mapping, config_keys, text_of};
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// How the numbers in safetensors are stored.
+/// Storage type of tensors in safetensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredType {
     F32,
@@ -127,7 +127,7 @@ fn tensors(model: &mut dyn LanguageModel, dtype: StoredType) -> Vec<Stored> {
     all
 }
 
-/// The tensors of each file: in their order, as many as fit; one that is larger than a file has a file of its own
+/// Distributes tensors to files in order, as many as fit; a tensor larger than a file gets its own
 /// (`split_torch_state_dict_into_shards` of huggingface_hub).
 fn split(tensors: Vec<Stored>, max_bytes: usize) -> Vec<Vec<Stored>> {
     let (mut shards, mut current, mut bytes) = (vec![], vec![], 0);
@@ -157,11 +157,11 @@ fn config_text(config: &ModelConfig, dtype: StoredType, special_ids: &Map<String
     text_of(&keys)
 }
 
-/// Writes a model on the CPU, whose special tokens have these keys in `config.json`, into a folder; the names of the
-/// files. One with more than `max_bytes` of tensors is written in several files and an index.
+/// Writes a model on the CPU into a folder, with these special-token keys in `config.json`; returns the file names. A
+/// model with more than `max_bytes` of tensors is sharded, with an index.
 ///
 /// # Errors
-/// If a number has no place in the type, or a file cannot be written.
+/// If a number overflows the type, or a file cannot be written.
 pub fn write(
     model: &mut dyn LanguageModel,
     dtype: StoredType,

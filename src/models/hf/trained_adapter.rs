@@ -1,6 +1,5 @@
-//! The adapters that a run trains, in PEFT's files: `adapter_config.json` and `adapter_model.safetensors` with
-//! `lora_A` (r, inputs) and `lora_B` (outputs, r) of each matrix that is adapted. Matrices that are one weight here are
-//! apart there.
+//! Trained LoRA adapters in PEFT's files: `adapter_config.json` and `adapter_model.safetensors` with `lora_A` (r,
+//! inputs) and `lora_B` (outputs, r) of each adapted matrix. Fused weights are split into their matrices.
 
 use super::adapter::{CONFIG, PREFIX, WEIGHTS};
 use super::weight_files::WeightFiles;
@@ -16,26 +15,26 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The A and B of a weight: where they lie in the arena, and of which matrices they are.
+/// A and B of a weight: their positions in the arena, and their matrices.
 struct OfWeight {
     a: Entry,
     b: Entry,
     matrices: Vec<Adapted>,
 }
 
-/// Adapters as they were at one moment, off their device.
+/// A snapshot of adapters on the host.
 pub struct AdapterWeights {
     lora: Lora,
     base: String,
     /// GPT-2 stores weights as (inputs, outputs).
     fan_in_fan_out: bool,
     weights: Vec<OfWeight>,
-    /// What the arena of the values begins with: all that is trained.
+    /// The start of the value arena, with all trained values.
     values: Bytes,
 }
 
 impl AdapterWeights {
-    /// Those of a model of this shape, for the model in the folder `base`, or of that name.
+    /// Adapters of a model of this shape; `base` is the folder or the name of the base model.
     pub fn new(lora: Lora, base: String, config: &ModelConfig, parameters: &ParameterArena, values: Bytes) -> Self {
         let entries = &parameters.entries;
         let find = |name: String| entries.iter().find(|entry| entry.name == name).cloned();
@@ -50,10 +49,10 @@ impl AdapterWeights {
         AdapterWeights { fan_in_fan_out: entries.iter().any(is_transposed), lora, base, weights, values }
     }
 
-    /// The names and contents of PEFT's files.
+    /// Encodes PEFT's files: names and contents.
     ///
     /// # Errors
-    /// If the values are not those of the adapters.
+    /// If the values do not match the adapters.
     pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
         let values: &[f32] = &bytemuck::pod_collect_to_vec::<u8, f32>(&self.values);
         let rank = self.lora.rank;
@@ -108,10 +107,10 @@ impl AdapterWeights {
     }
 }
 
-/// Gives the adapters of a model on the CPU the values in a folder that [`AdapterWeights`] wrote.
+/// Loads adapters written by [`AdapterWeights`] into a model on the CPU.
 ///
 /// # Errors
-/// If a file is missing or damaged, or has not exactly the tensors of these adapters.
+/// If a file is missing or damaged, or does not have exactly the tensors of these adapters.
 pub fn read_adapters(folder: &Path, lora: &Lora, model: &mut dyn LanguageModel) -> Result<()> {
     let (config, files) = (model.config().clone(), WeightFiles::of_file(folder.join(WEIGHTS))?);
     let (mut result, mut count) = (Ok(()), 0);

@@ -1,4 +1,4 @@
-//! The tensors of a folder, mapped into memory: `model.safetensors`, or the shards that its index lists.
+//! Memory-mapped tensors of a folder: `model.safetensors`, or the shards in its index.
 
 use super::read_limited;
 use crate::{Error, Result};
@@ -13,10 +13,10 @@ pub const WEIGHTS: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Those of models with a hundred thousand tensors have ten million.
 const MOST_INDEX_BYTES: u64 = 1 << 26;
-/// What older versions of transformers wrote, by Python's pickle.
+/// Pickle files of older versions of transformers.
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// A tensor where it lies in its file.
+/// A tensor in its memory-mapped file.
 pub struct StoredTensor<'a> {
     pub dtype: Dtype,
     pub shape: &'a [usize],
@@ -25,10 +25,10 @@ pub struct StoredTensor<'a> {
     pub file: &'a Path,
 }
 
-/// Every tensor of a folder, by its name.
+/// All tensors of a folder, by name.
 pub struct WeightFiles {
     shards: Vec<Shard>,
-    /// The file that says which there are: of one that is missing, this is to be named.
+    /// The file that lists the tensors, for errors about missing ones.
     pub path: PathBuf,
     /// The shard of each tensor.
     tensors: BTreeMap<String, usize>,
@@ -52,7 +52,7 @@ impl WeightFiles {
     /// Opens the files of a folder and reads their headers.
     ///
     /// # Errors
-    /// If there are none, or one is missing, damaged, or outside of the folder.
+    /// If there are none, or one is missing, damaged, or outside the folder.
     pub fn open(folder: &Path) -> Result<WeightFiles> {
         let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
         if single.is_file() || !index.is_file() {
@@ -101,7 +101,7 @@ impl WeightFiles {
         Ok(WeightFiles { shards: vec![shard], path, tensors })
     }
 
-    /// The names of all tensors, in the order of the alphabet.
+    /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
