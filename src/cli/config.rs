@@ -68,7 +68,7 @@ fn show(flags: &configuration::TrainFlags, json: bool) -> Result<()> {
 fn init(path: &Path) -> Result<()> {
     let mut file = File::create_new(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::AlreadyExists => {
-            let message = "is there already, and is not written over; name another file".to_string();
+            let message = "exists and is not overwritten; name another file".to_string();
             Error::Config { place: path.display().to_string(), key: "config init".into(), message }
         }
         _ => Error::io("create", path, error),

@@ -159,7 +159,7 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
         let speed = corpus.bytes() as f64 / 1e6 / seconds.max(1e-9);
         match bar.shown {
             true => output::line(format_args!("time           {seconds:.2} s, {speed:.0} MB/s"))?,
-            false => output::line("time           none: all was there already")?,
+            false => output::line("time           none: cached")?,
         }
         output::line(format_args!("folder         {}", prepared.folder.display()))?;
     }
@@ -203,19 +203,19 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
     output::line(format_args!("bytes a token  {each:.2}"))?;
     if !meta.coverage.lossless {
         let unknown = 100.0 * meta.coverage.unknown_share;
-        output::line(format_args!("lossy          tokens do not keep the whole text; {unknown:.2}% are unknown"))?;
+        output::line(format_args!("lossy          tokens do not preserve the whole text; {unknown:.2}% are unknown"))?;
     }
     if let Some(Counts { learned, used, block_size, longest_document, truncations, most_frequent }) = counts {
         if let Some((cut, left_out)) = truncations {
             let share = 100.0 * learned as f64 / meta.train_tokens.max(1) as f64;
             let learned = units::count(learned as f64);
             output::line(format_args!(
-                "learned        {learned} of the training tokens, {share:.1}%; prompts are only read"
+                "learned        {learned} of the training tokens, {share:.1}%; prompts are masked"
             ))?;
             output::line(format_args!("longest        {longest_document} tokens in a document"))?;
             output::line(format_args!(
-                "truncated      {cut} documents lose their end at model.block_size = {block_size}, {left_out} are left \
-                 out"
+                "truncated      {cut} documents are truncated at model.block_size = {block_size}, {left_out} are \
+                 dropped"
             ))?;
         }
         output::line(format_args!("in use         {used} of {} tokens occur in training", meta.vocab_size))?;

@@ -46,11 +46,9 @@ pub fn print(adapters: &[AdapterInfo]) -> Result<()> {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
         } else if let Some(tuning) = cache.as_ref().and_then(|cache| MatmulTuning::load(cache, a)) {
             let highest = f64::from(tuning.highest()) / 1e3;
-            output::line(format_args!("         matmul kernels autotuned: up to {highest:.1} TFLOP/s in f32"))?;
+            output::line(format_args!("         GEMMs autotuned: up to {highest:.1} TFLOP/s in f32"))?;
         } else {
-            output::line(
-                "         matmul kernels not autotuned yet: `rustyflow train` does it once, `bench tune` at length",
-            )?;
+            output::line("         GEMMs not autotuned yet: `rustyflow train` does it once, `bench tune` at length")?;
         }
     }
     if adapters.is_empty() {

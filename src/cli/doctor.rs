@@ -136,7 +136,7 @@ fn problems(check: &OpCheck, folders: &[(&'static str, PathBuf, Option<u64>)]) -
     let wrong = check
         .differences
         .first()
-        .map(|first| format!("{} results are not what the CPU computes, the first {first}", check.differences.len()));
+        .map(|first| format!("{} results differ from the CPU's, the first {first}", check.differences.len()));
     let full = folders.iter().filter(|(_, _, free)| free.is_some_and(|free| free < LEAST_FREE_BYTES));
     let full = full.map(|(what, path, free)| {
         format!("{what} {} there are {} free", path.display(), units::bytes(free.unwrap_or_default()))

@@ -16,7 +16,11 @@ fn token() -> crate::Result<Option<String>> {
     };
     let token = token.trim();
     if !token.chars().all(|c| c.is_ascii_graphic()) {
-        return Err(Error::Invalid(format!("the token in HF_TOKEN or {} is none: it has blanks", file.display())));
+        return Err(Error::Invalid(format!(
+            "the token in HF_TOKEN or {} contains whitespace; paste it without line \
+                                           breaks",
+            file.display()
+        )));
     }
     Ok(Some(token.to_string()).filter(|token| !token.is_empty()))
 }
@@ -25,7 +29,7 @@ fn token() -> crate::Result<Option<String>> {
 pub fn hub() -> crate::Result<Hub> {
     let is_set = |value: String| ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str());
     if variable("HF_HUB_OFFLINE").is_some_and(is_set) {
-        return Err(Error::Invalid("HF_HUB_OFFLINE is set, so nothing is fetched: unset it".into()));
+        return Err(Error::Invalid("HF_HUB_OFFLINE is set; unset it to download".into()));
     }
     let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
     let endpoint = endpoint.trim().trim_end_matches('/').to_string();

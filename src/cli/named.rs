@@ -20,12 +20,12 @@ pub fn find_run(name: &Path, dir: &Path) -> Result<PathBuf> {
         return Ok(folder);
     }
     if let Some(path) = [name.to_path_buf(), dir.join(name)].into_iter().find(|path| path.exists()) {
-        let message = "is no run's folder: a run has config.toml and metrics.jsonl".into();
+        let message = "is not the folder of a run: a run has config.toml and metrics.jsonl".into();
         return Err(Error::Checkpoint { path, message }.into());
     }
     let hint = match nearest_run(name, dir) {
         Some(near) => format!("did you mean {near}?"),
-        None => "`rustyflow runs list` shows those that there are".into(),
+        None => "`rustyflow runs list` lists the runs".into(),
     };
     Err(Error::Invalid(format!("there is no run {} in {}; {hint}", name.display(), dir.display())).into())
 }

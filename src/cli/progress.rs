@@ -80,8 +80,7 @@ impl View {
             Event::Epoch { epoch, seconds } => self.epoch(*epoch, *seconds),
             Event::RolledBack { step, cause, learning_rate_factor, .. } => {
                 output::note(format_args!(
-                    "warning: {cause}; going on from the checkpoint of step {step} with {} times \
-                     the learning rate",
+                    "warning: {cause}; rolled back to the checkpoint of step {step}, with {} times the learning rate",
                     units::number(*learning_rate_factor)
                 ));
                 Ok(())

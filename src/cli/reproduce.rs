@@ -56,8 +56,8 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<()> {
     match summary.best_loss {
         Some(loss) if recipe.is_met_by(loss) => Ok(()),
         Some(loss) => bail!(
-            "{name} is not reproduced: the best validation loss is {loss:.4}, stated are {:.4} within {}; the run is \
-             in {}",
+            "{name} is not reproduced: the best validation loss is {loss:.4}, expected {:.4} within {}; the run is in \
+             {}",
             recipe.validation_loss,
             recipe.tolerance,
             summary.folder.display()
@@ -74,7 +74,7 @@ fn read(name: &str) -> Result<(Recipe, Layers)> {
     }
     let Some((_, text)) = RECIPES.iter().find(|(known, _)| *known == name) else {
         let names: Vec<&str> = RECIPES.iter().map(|(name, _)| *name).collect();
-        bail!("{name} is neither a file nor a recipe that ships; those are {}", names.join(", "))
+        bail!("{name} is neither a file nor a built-in recipe; the recipes are {}", names.join(", "))
     };
     Ok((Recipe::of_text(name, text)?, Layers::new().toml_str(name, text)?))
 }

@@ -84,7 +84,7 @@ fn logit_bias(given: &str, tokenizer: &Tokenizer) -> Result<(u32, f32)> {
         bail!("--logit-bias {given}: expected TOKEN=BIAS, as in 13=-5 or \"the=2\"");
     };
     let Ok(bias) = bias.trim().parse::<f32>() else {
-        bail!("--logit-bias {given}: {bias:?} is no number; -inf never draws the token");
+        bail!("--logit-bias {given}: {bias:?} is not a number; -inf excludes the token");
     };
     if let Ok(id) = token.parse() {
         return Ok((id, bias));

@@ -214,7 +214,7 @@ fn view(args: &Args, device: &Device, auto: Option<String>) -> Show {
             let mut view = tui::View::new(device, args.profile, auto);
             return Box::new(move |event| view.show(event));
         }
-        Some(Some(why)) => output::note(format_args!("note: --tui {why}: going on without")),
+        Some(Some(why)) => output::note(format_args!("note: --tui {why}: continuing without")),
         None => {}
     }
     show_progress(args.profile, auto)

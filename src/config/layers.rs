@@ -346,13 +346,13 @@ impl Resolved {
             train.min_learning_rate = min_learning_rate;
         }
         let optimizer = &mut self.config.optimizer;
-        if optimizer.kind == OptimizerKind::Muon && derive("optimizer.momentum", "what is usual for muon") {
+        if optimizer.kind == OptimizerKind::Muon && derive("optimizer.momentum", "the default for muon") {
             optimizer.momentum = 0.95;
         }
         if optimizer.kind == OptimizerKind::RmsProp && derive("optimizer.momentum", "none, as is usual for rmsprop") {
             optimizer.momentum = 0.0;
         }
-        if optimizer.kind == OptimizerKind::Lion && derive("optimizer.beta2", "what is usual for lion") {
+        if optimizer.kind == OptimizerKind::Lion && derive("optimizer.beta2", "the default for lion") {
             optimizer.beta2 = 0.99;
         }
         if let Some(max_steps) = train.max_steps {

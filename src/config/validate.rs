@@ -93,18 +93,21 @@ fn ranks(c: &Checker) -> Result<()> {
     for (key, steps) in [("train.eval_every", train.eval_every), ("checkpoint.every", checkpoint.every)] {
         if !steps.is_multiple_of(every) {
             let told = c.tell(sync, every);
-            let message = format!("is {steps}; {told}, and the devices are the same only then: set a multiple of it");
+            let message = format!(
+                "is {steps}; {told}, and the devices are synchronized only then: set a multiple of \
+                                   it"
+            );
             return Err(c.fail(&[key, sync], format!("{key} {message}")));
         }
     }
     let apart = |key: &str, why: &str| {
-        Err(c.fail(&[sync, key], format!("{} goes without {}: {why}", c.tell(sync, every), c.tell(key, "set"))))
+        Err(c.fail(&[sync, key], format!("{} cannot be used with {}: {why}", c.tell(sync, every), c.tell(key, "set"))))
     };
     if train.shard_optimizer {
-        return apart("train.shard_optimizer", "devices that train apart have moments of their own");
+        return apart("train.shard_optimizer", "with local steps, each device has its own moments");
     }
     if train.ema_decay > 0.0 {
-        return apart("train.ema_decay", "the weights of a device are nobody's between two meetings");
+        return apart("train.ema_decay", "between two synchronizations, the weights of devices differ");
     }
     Ok(())
 }
@@ -131,7 +134,7 @@ fn heads(c: &Checker) -> Result<()> {
     let (n_embd, n_head, n_kv_head) = (model.n_embd as u64, model.n_head as u64, model.n_kv_head as u64);
     if n_kv_head > 0 && n_head % n_kv_head != 0 {
         let message = format!(
-            "{}, {}: as many heads of queries read each head of keys; make n_kv_head a divisor of n_head",
+            "{}, {}: n_head must be a multiple of n_kv_head",
             c.tell("model.n_kv_head", n_kv_head),
             c.tell("model.n_head", n_head)
         );
@@ -144,7 +147,7 @@ fn heads(c: &Checker) -> Result<()> {
     let above = below + n_head;
     let fix = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
     let message = format!(
-        "{}, {}: every head has an equal part of the width; make n_embd {fix}",
+        "{}, {}: n_embd must be a multiple of n_head; make n_embd {fix}",
         c.tell("model.n_head", n_head),
         c.tell("model.n_embd", n_embd)
     );
@@ -173,7 +176,7 @@ fn context(c: &Checker) -> Result<()> {
         return Err(c.fail(&["model.context"], message));
     }
     if model.new_tokenizer && model.init.is_empty() {
-        let message = "is for a model that has a tokenizer already; set model.init (--init) too, or leave it out";
+        let message = "is for a pretrained model with a tokenizer; set model.init (--init) too, or leave it out";
         return Err(c.fail(&["model.new_tokenizer"], message));
     }
     if model.new_tokenizer && c.config().lora.rank > 0 {
@@ -212,7 +215,7 @@ fn groups(c: &Checker) -> Result<()> {
     for (i, group) in c.config().optimizer.group.iter().enumerate() {
         let fail = |message: String| Err(c.fail(&["optimizer.group"], format!("number {}: {message}", i + 1)));
         if let Err(error) = globset::Glob::new(&group.pattern) {
-            return fail(format!("match = {:?} is no pattern: {}", group.pattern, error.kind()));
+            return fail(format!("match = {:?} is not a valid pattern: {}", group.pattern, error.kind()));
         }
         for (name, x) in [("lr_scale", group.lr_scale), ("weight_decay", group.weight_decay.unwrap_or(0.0))] {
             if x < 0.0 {
@@ -245,8 +248,8 @@ fn lora(c: &Checker) -> Result<()> {
     c.ensure(!lora.targets.is_empty(), "lora.targets", "names of layers, or all-linear", &lora.targets)?;
     if model.init.is_empty() {
         let message = format!(
-            "{}, and model.init names no model: adapters are learned beside weights that are there; set model.init \
-             (--init), or lora.rank 0",
+            "{}, but model.init is empty: LoRA trains adapters of a pretrained model; set model.init (--init), or \
+             lora.rank 0",
             c.tell("lora.rank", lora.rank)
         );
         return Err(c.fail(&["lora.rank", "model.init"], message));

@@ -57,7 +57,7 @@ pub fn generate_batch(
         check_prompt(model.config(), prompt)?;
         sampling.check()?;
         if prompt.len() != len {
-            let message = format!("prompts of {len} and {} tokens make no batch: they must have as many", prompt.len());
+            let message = format!("prompts in a batch must have equal length, got {len} and {} tokens", prompt.len());
             return Err(Error::Invalid(message));
         }
     }
@@ -78,7 +78,7 @@ pub fn printable(text: &str) -> String {
 pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
     let context = model.context();
     if prompt.is_empty() {
-        return Err(Error::Invalid("the prompt holds no token; give the model something to continue".into()));
+        return Err(Error::Invalid("the prompt has no tokens; give a text to continue".into()));
     }
     if prompt.len() > context {
         return Err(Error::Invalid(format!(
@@ -88,8 +88,7 @@ pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
     }
     if let Some(id) = prompt.iter().find(|&&id| id as usize >= model.vocab_size) {
         return Err(Error::Invalid(format!(
-            "the prompt's token {id} is beyond the model's vocabulary of {}: tokenizer and model do not belong \
-            together",
+            "the prompt's token {id} is outside the model's vocabulary of {}: the tokenizer does not match the model",
             model.vocab_size
         )));
     }
@@ -176,7 +175,7 @@ mod tests {
                 }
                 let uneven = [request(0), Request { prompt: &[1], ..request(1) }];
                 let error = generate_batch(&*model, &uneven, 1, &mut |_, _| unreachable!()).unwrap_err();
-                assert!(error.to_string().contains("3 and 1 tokens make no batch"), "{error}");
+                assert!(error.to_string().contains("equal length, got 3 and 1 tokens"), "{error}");
             }
         }
     }

@@ -56,7 +56,7 @@ impl Sampling {
     pub fn check(&self) -> Result<()> {
         let Sampling { tokens, temperature, top_p, min_p, repetition_penalty, .. } = *self;
         if tokens == 0 {
-            return Err(Error::Invalid("there is no token to draw: the tokenizer has none".into()));
+            return Err(Error::Invalid("the tokenizer has no tokens".into()));
         }
         for (what, x, holds, expected) in [
             ("temperature", temperature, temperature >= 0.0 && temperature.is_finite(), "0 or more"),
@@ -76,7 +76,7 @@ impl Sampling {
         let is_wrong = |&&(id, bias): &&(u32, f32)| id as usize >= tokens || bias.is_nan() || bias == f32::INFINITY;
         if let Some((id, bias)) = self.logit_bias.iter().find(is_wrong) {
             return Err(Error::Invalid(format!(
-                "logit bias {id}={bias}; expected a token below {tokens} and a number, or -inf to never draw it"
+                "logit bias {id}={bias}; expected a token below {tokens} and a number, or -inf to exclude it"
             )));
         }
         Ok(())
@@ -174,7 +174,7 @@ pub(super) fn drawn(id: u32) -> Result<u32> {
             let text = "the model computes NaN or infinity: its weights are damaged, or training diverged";
             Err(Error::Invalid(text.into()))
         }
-        NO_TOKEN => Err(Error::Invalid("the logit biases leave no token to draw".into())),
+        NO_TOKEN => Err(Error::Invalid("the logit biases exclude every token".into())),
         id => Ok(id),
     }
 }
@@ -230,7 +230,7 @@ mod tests {
                 assert_eq!(ids, texts.each_ref().map(|(_, _, expected)| expected[turn]), "{device}: {turn}");
             }
         }
-        assert!(drawn(NO_TOKEN).unwrap_err().to_string().contains("leave no token"));
+        assert!(drawn(NO_TOKEN).unwrap_err().to_string().contains("exclude every token"));
     }
 
     /// `scripts/make_sampling_goldens.py`: what transformers makes of logits.

@@ -31,7 +31,7 @@ pub(super) fn check(setting: &str, name: &str, parameter: &Parameter) -> Result<
     if largest <= f16::MAX.to_f32() {
         return Ok(());
     }
-    Err(Error::Invalid(format!("{setting} is f16, and {name} holds {largest}, where f16 ends at 65504; use f32")))
+    Err(Error::Invalid(format!("{setting} is f16, but {name} has {largest}, above f16's largest value 65504; use f32")))
 }
 
 /// Moves a model to a device for inference, with its GEMM operands as f16. A tied embedding also stays f32, because its

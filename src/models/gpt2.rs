@@ -36,7 +36,7 @@ impl Gpt2 {
         let c = &config;
         c.check_sizes()?;
         if c.kind != ModelKind::GPT2 {
-            return Err(Error::Invalid(format!("these are not the sizes of a GPT-2: {config:?}")));
+            return Err(Error::Invalid(format!("invalid GPT-2 config: {config:?}")));
         }
         if !c.n_embd.is_multiple_of(c.n_head) {
             return Err(Error::Invalid(format!("n_embd {} is not divisible by n_head {}", c.n_embd, c.n_head)));

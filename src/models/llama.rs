@@ -306,10 +306,10 @@ impl ModelConfig {
     fn check_llama(&self) -> Result<()> {
         self.check_sizes()?;
         let Some(l) = self.llama.as_ref().filter(|_| self.kind.is_llama()) else {
-            return Err(Error::Invalid(format!("these are not the sizes of a Llama: {self:?}")));
+            return Err(Error::Invalid(format!("invalid Llama config: {self:?}")));
         };
         let told = if [l.n_kv_head, l.head_dim, l.intermediate_size].contains(&0) {
-            format!("a model needs sizes above zero, got {self:?}")
+            format!("invalid Llama config: sizes must be above 0, got {self:?}")
         } else if l.intermediate_size > 1 << 24 {
             format!("intermediate_size of a model must be at most {}, got {}", 1 << 24, l.intermediate_size)
         } else if !self.n_head.is_multiple_of(l.n_kv_head) {

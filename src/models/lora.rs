@@ -51,7 +51,7 @@ impl Lora {
     /// If the rank is 0, a target does not match a layer, a weight overflows its storage type, or memory runs out.
     pub fn adapt(&self, model: &mut dyn LanguageModel, seed: u64) -> Result<()> {
         if self.rank == 0 {
-            return Err(Error::Invalid("adapters of rank 0 learn nothing".into()));
+            return Err(Error::Invalid("the rank of LoRA adapters must be at least 1".into()));
         }
         let config = model.config().clone();
         self.check_targets(model)?;
@@ -96,7 +96,7 @@ impl Lora {
                 let ends = endings(modules.iter().map(String::as_str)).join(", ");
                 let kind = model.config().kind.as_str();
                 Err(Error::Invalid(format!(
-                    "lora.targets: {target:?} is no linear layer of this {kind}; there are {ends}, and {ALL_LINEAR}"
+                    "lora.targets: {target:?} is not a linear layer of this {kind}; expected {ends}, or {ALL_LINEAR}"
                 )))
             }
         }

@@ -79,7 +79,7 @@ impl RunRecord {
     /// If it is not the folder of a run, or its metrics cannot be read.
     pub fn read(folder: &Path) -> Result<RunRecord> {
         if !is_run(folder) {
-            let message = format!("is no run's folder: it lacks {CONFIG} or {METRICS}");
+            let message = format!("is not the folder of a run: it lacks {CONFIG} or {METRICS}");
             return Err(Error::Checkpoint { path: folder.to_path_buf(), message });
         }
         let mut files = Reader { folder, notes: Vec::new() };

@@ -86,7 +86,7 @@ pub fn load_model(
         return Err(Error::Checkpoint {
             path: folder.to_path_buf(),
             message: format!(
-                "tokenizer.json has {tokens} tokens, the model {}: they do not belong together",
+                "tokenizer.json has {tokens} tokens, the model {}: they do not match",
                 model.config().vocab_size
             ),
         });
@@ -116,7 +116,7 @@ pub fn move_model(model: &mut dyn LanguageModel, dtype: WeightDtype, device: &De
 pub fn check_f16_weights(device: &Device) -> Result<()> {
     let why = match device.adapter() {
         None => "the CPU computes with 32-bit floats alone; use f32, or --device gpu".to_string(),
-        Some(adapter) if !device.has_f16() => format!("{} does not store 16-bit floats; use f32", adapter.name),
+        Some(adapter) if !device.has_f16() => format!("{} does not support f16; use f32", adapter.name),
         Some(_) => return Ok(()),
     };
     Err(Error::Invalid(format!("--dtype f16: {why}")))

@@ -97,7 +97,7 @@ fn what_cannot_be_adapted_says_what_to_do() {
     sandbox.run(&[&again[..], &EIGHT_STEPS].concat()).fails_with(&["is an adapter itself", "rustyflow merge"]);
     // A run that goes on needs the model that it began with.
     let resume = ["train", "--resume", "runs/lora", "--max-steps", "10"];
-    sandbox.run(&[&resume[..], &["--set", "lora.rank=3"]].concat()).fails_with(&["lora.rank", "may not change"]);
+    sandbox.run(&[&resume[..], &["--set", "lora.rank=3"]].concat()).fails_with(&["lora.rank", "must not change"]);
     fs::rename(sandbox.path(TINY_RUN), sandbox.path("elsewhere")).unwrap();
     sandbox.run(&resume).fails_with(&[TINY_RUN]);
     let eval = ["eval", "--model", "runs/lora", "--corpus", "corpus.txt", "--device", "cpu"];

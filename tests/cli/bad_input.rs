@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// No Vulkan driver is found.
 const NO_ADAPTER: [(&str, &str); 2] = [("VK_DRIVER_FILES", "/nonexistent"), ("VK_ICD_FILENAMES", "/nonexistent")];
 /// What is then said, and by a build that knows no GPU.
-const REASON: &str = if cfg!(feature = "gpu") { "this machine shows no adapter" } else { "built without GPU support" };
+const REASON: &str = if cfg!(feature = "gpu") { "this machine has no adapter" } else { "built without GPU support" };
 
 /// Trains with this setting, which must fail with a message that holds all of `parts`, and leave no run.
 #[track_caller]
@@ -341,7 +341,7 @@ fn a_tokenizer_of_another_model_is_refused() {
     sandbox.train(&["--set", "data.tokenizer=bpe", "--set", "data.vocab_size=300", "--set", "run.name=bpe"]).succeeds();
     let other = sandbox.read("runs/bpe/checkpoints/step-000006/tokenizer.json");
     model.change("tokenizer.json", |bytes| *bytes = other.into_bytes());
-    model.generate_fails_with(&[], &["tokenizer.json has 300 tokens", "they do not belong together"]);
+    model.generate_fails_with(&[], &["tokenizer.json has 300 tokens", "they do not match"]);
 }
 
 #[test]

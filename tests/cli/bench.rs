@@ -263,7 +263,7 @@ fn the_table_in_the_readme_is_that_of_the_reports() {
     let files = files.iter().map(|path| path.to_str().unwrap());
     let args: Vec<&str> = ["bench", "report", "--table"].into_iter().chain(files).collect();
     let table = Sandbox::new().run(&args).succeeds().stdout;
-    assert!(table.lines().count() > 2, "no report");
+    assert!(table.lines().count() > 2, "not a report");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     assert!(
         readme.contains(&table),

@@ -83,7 +83,7 @@ fn a_hardware_adapter_is_measured_once_and_a_software_adapter_never() {
     let second = sandbox.train_on_gpu(&[]).succeeds();
     assert!(!second.stderr.contains("autotuning"), "{second:?}");
     if devices.contains("not autotuned yet") {
-        assert!(first.stderr.contains("autotuning the matmul kernels"), "{first:?}");
+        assert!(first.stderr.contains("autotuning the GEMMs"), "{first:?}");
         assert!(rates().as_object().is_some_and(|tiles| tiles.values().all(|tile| tile["nn"].as_u64() > Some(0))));
         sandbox.run(&["devices"]).succeeds().prints(&["TFLOP/s"]);
     } else {

@@ -9,7 +9,7 @@ use std::process::Stdio;
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
-/// With `runs/chat`, a model that answers each of a, b, c and d by the next letter. It looks at 64 characters.
+/// With `runs/chat`, a model that answers each of a, b, c and d by the next letter. Its context has 64 characters.
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
     let letter = |i: usize| ((b'a' + (i % 4) as u8) as char).to_string();
@@ -46,7 +46,7 @@ fn lines_of_a_pipe_are_answered_line_by_line() {
     let sandbox = sandbox();
     let run = chat(&sandbox, &[], "a\n\nb\r\nc").succeeds();
     assert_eq!((run.stdout.as_str(), run.stderr.contains("note:")), ("b\nc\nd\n", true), "{run:?}");
-    assert_eq!(run.stderr.matches("forgets the oldest turns").count(), 1, "{}", run.stderr);
+    assert_eq!(run.stderr.matches("oldest turns are dropped").count(), 1, "{}", run.stderr);
     let run = chat(&sandbox, &["--system", "next"], "d\n").succeeds();
     assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("e\n", ""));
     // Of a text in the template's form `generate` makes the same.
@@ -92,9 +92,9 @@ fn an_answer_that_is_cut_says_why() {
     assert_eq!(cut("5", &["--json"]).json()["end"], "max_tokens");
     let run = cut("99", &[]);
     assert_eq!(run.stdout.len(), 64 - 19 + 1);
-    assert_eq!(run.stderr, "note: cut where the model's context of 64 tokens ends\n");
+    assert_eq!(run.stderr, "note: cut at the end of the model's context of 64 tokens\n");
     assert_eq!(cut("99", &["--json"]).json()["end"], "context");
-    chat(&sandbox, &[], &"a".repeat(64)).fails_with(&["the message has 82 tokens", "looks at 64"]);
+    chat(&sandbox, &[], &"a".repeat(64)).fails_with(&["the message has 82 tokens", "context has 64"]);
     let stopped = chat(&sandbox, &["--stop", "c"], "b\n").succeeds();
     assert_eq!((stopped.stdout.as_str(), stopped.stderr.as_str()), ("\n", ""));
 }
@@ -128,7 +128,7 @@ fn commands_are_no_messages() {
     let run = chat(&sandbox, &[], "/help\na\n/quit\nb\n").succeeds();
     assert_eq!(run.stdout, "b\n");
     assert!(run.stderr.contains("/reset") && run.stderr.contains("Ctrl-C"), "{}", run.stderr);
-    chat(&sandbox, &[], "/exit\n").fails_with(&["/exit is no command", "/help"]);
+    chat(&sandbox, &[], "/exit\n").fails_with(&["unknown command /exit", "/help"]);
     // A message, whose / the tokenizer of these characters does not know.
     chat(&sandbox, &[], "//a\n").fails_with(&["character '/'", "at byte 6"]);
 }
@@ -168,7 +168,7 @@ fn a_run_warns_of_an_end_of_an_answer_that_is_no_special_token() {
     sandbox.write("chat.jsonl", line.repeat(20));
     let args = ["--corpus", "chat.jsonl", "--max-steps", "1", "--set", "model.block_size=64"];
     let run = sandbox.train(&[&args[..], &["--set", "data.chat_template=mine.jinja"]].concat()).succeeds();
-    let told = "the chat template ends an answer with \"\\n\", for which the tokenizer has no special token";
+    let told = "the chat template ends an answer with \"\\n\", which is not a special token of the tokenizer";
     assert_eq!(run.stderr.matches(told).count(), 1, "{run:?}");
 }
 
@@ -203,5 +203,5 @@ fn a_person_sees_a_prompt_and_may_mend_a_mistake() {
     let shown = run.stdout;
     assert!(shown.contains("llama, context 64; /help lists the commands, Ctrl-D ends"), "{shown}");
     assert!(shown.contains("b\n\n> ") && shown.contains("c\n\n> "), "{shown}");
-    assert!(shown.contains("error: /exit is no command") && shown.contains("code 0"), "{shown}");
+    assert!(shown.contains("error: unknown command /exit") && shown.contains("code 0"), "{shown}");
 }

@@ -128,7 +128,7 @@ fn one_flipped_bit_is_found_and_the_file_named() {
     sandbox.run(&["generate", "--device", "cpu", "--model", &last, "-n", "2"]).succeeds();
     sandbox.write(&last, "step-000007\n");
     let run = sandbox.run(&["generate", "--device", "cpu", "--model", &last]);
-    run.fails_with(&["last: names no checkpoint that is there", "the run's folder"]);
+    run.fails_with(&["last: names a checkpoint that does not exist", "the run's folder"]);
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn a_file_that_holds_no_questions_is_refused_by_its_line() {
     let good = sandbox.read("questions.jsonl");
     for (line, told) in [
         ("not json", "line 6: expected"),
-        (r#"{"question": "the", "choices": ["a", "b"], "answer": "C"}"#, "line 6: answer is \"C\"; expected a place"),
+        (r#"{"question": "the", "choices": ["a", "b"], "answer": "C"}"#, "line 6: answer is \"C\"; expected an index"),
         (r#"{"question": "é", "choices": ["a", "b"], "answer": 0}"#, "line 6: tokenizer char"),
     ] {
         sandbox.write("questions.jsonl", format!("{good}\n{line}\n"));

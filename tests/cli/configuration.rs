@@ -303,7 +303,7 @@ fn init_writes_a_file_that_trains_and_never_writes_over_one() {
     sandbox.run(&["config", "show", "my.toml"]).succeeds().prints(&["n_layer = 4"]);
     sandbox.write("my.toml", "mine");
     let run = sandbox.run(&["config", "init", "my.toml"]);
-    run.fails_with(&["my.toml", "is there already"]);
+    run.fails_with(&["my.toml", "exists and is not overwritten"]);
     assert_eq!(sandbox.read("my.toml"), "mine");
 }
 

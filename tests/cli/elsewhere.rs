@@ -207,7 +207,7 @@ fn an_index_that_leads_elsewhere_or_is_no_index_is_refused() {
         fs::rename(sandbox.path("elsewhere"), sandbox.path("there").join(first)).unwrap();
     }
     sandbox.write("there/model-00002-of-00003.safetensors", fs::read(sandbox.path("there").join(first)).unwrap());
-    eval(&whole, &["model-00002-of-00003.safetensors: has the tensor", "and so has", first]);
+    eval(&whole, &["model-00002-of-00003.safetensors: has the tensor", "which is also in", first]);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_tokenizer_that_is_larger_than_the_embedding_is_refused() {
     let mut larger = tokenizer.clone();
     larger["model"]["vocab"]["\u{e9}"] = json!(tokenizer["model"]["vocab"].as_object().unwrap().len());
     sandbox.write("there/tokenizer.json", larger.to_string());
-    sandbox.run(&eval).fails_with(&["there: tokenizer.json has", "tokens, the model", "do not belong together"]);
+    sandbox.run(&eval).fails_with(&["there: tokenizer.json has", "tokens, the model", "do not match"]);
     let train = ["train", "--init", "there", "--corpus", "corpus.txt", "--device", "cpu", "--max-steps", "1"];
     sandbox.run(&train).fails_with(&["model.vocab_size", "the tokenizer has", "each needs a row of the embedding"]);
 }
@@ -235,11 +235,7 @@ fn what_a_config_asks_for_and_is_not_computed_is_refused_by_its_key() {
     let sandbox = in_parts();
     let config: serde_json::Value = serde_json::from_str(&sandbox.read("there/config.json")).unwrap();
     for (key, value, told) in [
-        (
-            "quantization_config",
-            json!({ "quant_method": "gptq", "bits": 4 }),
-            "quantization_config is there (\"gptq\")",
-        ),
+        ("quantization_config", json!({ "quant_method": "gptq", "bits": 4 }), "quantization_config is set (\"gptq\")"),
         ("scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx is true"),
         ("add_cross_attention", json!(true), "add_cross_attention is true"),
         ("n_inner", json!(65), "n_inner is 65"),
@@ -310,7 +306,7 @@ fn an_adapter_that_is_no_sum_of_weights_or_for_another_model_is_refused() {
     let eval = |told: &[&str]| {
         sandbox.run(&[&EVAL[..], &["--model", "adapter"]].concat()).fails_with(told);
     };
-    eval(&["adapter_model.safetensors", "h.9.mlp.c_fc.lora_A.weight", "has no place"]);
+    eval(&["adapter_model.safetensors", "h.9.mlp.c_fc.lora_A.weight", "does not have"]);
     sandbox.write("adapter/adapter_model.safetensors", &bytes[..bytes.len() - 4]);
     eval(&["adapter_model.safetensors", "is damaged"]);
     fs::remove_file(sandbox.path("adapter/adapter_model.safetensors")).unwrap();

@@ -42,7 +42,7 @@ fn completions_are_learnt_and_prompts_only_read() {
     let run = sandbox.train(&[&settings[..], &fast].concat()).succeeds();
     let notes = notes(&run.stdout);
     // Of 17 characters and the end: 16 places a document, three in a row of 64.
-    assert!(notes.contains("documents are in") && notes.contains("rows of 64 tokens"), "{notes}");
+    assert!(notes.contains("documents are packed into") && notes.contains("rows of 64 tokens"), "{notes}");
     let eval = ["eval", "--model", "runs/x", "--device", "cpu", "--json", "--text", "sums.jsonl"];
     let result = sandbox.run(&eval).succeeds().json();
     // The answer and the end of the text of each of 60.
@@ -71,7 +71,9 @@ fn packing_changes_rows_and_not_the_loss() {
     let (alone, loss_alone) = run("alone", &[&still[..], &["--no-pack"]].concat());
     assert!((loss - loss_alone).abs() < 1e-5 * loss, "{loss} {loss_alone}");
     assert_ne!(packed, alone);
-    let count = |notes: &str| notes.split(" documents are in").next().unwrap().rsplit('\n').next().unwrap().to_string();
+    let count = |notes: &str| {
+        notes.split(" documents are packed into").next().unwrap().rsplit('\n').next().unwrap().to_string()
+    };
     assert_eq!(count(&packed), count(&alone));
 }
 

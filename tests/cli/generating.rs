@@ -98,7 +98,7 @@ fn options_that_make_no_sense_are_refused() {
         (["--min-p", "1.5"], "min-p is 1.5"),
         (["--repetition-penalty", "0"], "repetition penalty is 0"),
         (["--logit-bias", "13"], "--logit-bias 13: expected TOKEN=BIAS"),
-        (["--logit-bias", "13=much"], "\"much\" is no number"),
+        (["--logit-bias", "13=much"], "\"much\" is not a number"),
         (["--logit-bias", "the=1"], "--logit-bias the=1: \"the\" is 3 tokens"),
         (["--logit-bias", "999=1"], "logit bias 999=1; expected a token below"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
@@ -108,7 +108,7 @@ fn options_that_make_no_sense_are_refused() {
     let all: Vec<String> = (0..100).map(|id| format!("{id}=-inf")).collect();
     let tokens = corpus_tokens();
     let all: Vec<&str> = all[..tokens].iter().flat_map(|bias| ["--logit-bias", bias]).collect();
-    generate(&sandbox, &all).fails_with(&["leave no token"]);
+    generate(&sandbox, &all).fails_with(&["exclude every token"]);
 }
 
 /// Different characters of the corpus.
@@ -145,7 +145,7 @@ fn prompts_of_a_file_are_continued_as_each_would_be_alone() {
     sandbox.write("prompts.jsonl", as_json.concat() + "\"the\"\n");
     for (file, count) in [("prompts.txt", 5), ("prompts.jsonl", 6)] {
         let run = generate(&sandbox, &["--prompts", file, "--json"]).succeeds();
-        assert!(run.stderr.contains("the prompt has 23 tokens, and the model looks at 16"), "{}", run.stderr);
+        assert!(run.stderr.contains("the prompt has 23 tokens, the model's context 16"), "{}", run.stderr);
         let lines = json_lines(&run.stdout);
         assert_eq!(lines.len(), count + 1);
         for (i, (line, prompt)) in lines.iter().zip(prompts).enumerate() {

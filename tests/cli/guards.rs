@@ -17,7 +17,7 @@ fn a_second_process_is_told_of_the_first() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.find(|line| line.as_ref().unwrap().contains("validation loss")).unwrap().unwrap();
-    let process = format!("is in use by process {}, which trains there", child.id());
+    let process = format!("is in use by process {}, a running training", child.id());
     for run in [TINY_RUN, "auto"] {
         sandbox.run(&["train", "--resume", run]).fails_with(&[TINY_RUN, &process]);
     }
@@ -99,7 +99,7 @@ fn on_a_gpu_with_too_little_memory_batches_are_halved_and_the_losses_stay() {
     sandbox.run(&args).succeeds();
     // Half of what it takes.
     let run = sandbox.run_with(&args, &[("RUSTYFLOW_GPU_MEMORY", "3")]).succeeds();
-    for part in ["has no memory left for", "going on with batches of 32, accumulated over 2 passes"] {
+    for part in ["has no memory left for", "continuing with micro-batches of 32, accumulated over 2 passes"] {
         assert!(run.stderr.contains(part), "{part:?} is missing in: {}", run.stderr);
     }
     for kind in ["train", "eval"] {

@@ -120,7 +120,7 @@ fn a_name_that_is_nearly_right_is_answered_with_the_one_that_is() {
     let sandbox = two_runs();
     sandbox.run(&["runs", "show", "twoo"]).fails_with(&["no run twoo in runs", "did you mean two?"]);
     sandbox.run(&["runs", "show", "qqqqqq"]).fails_with(&["no run qqqqqq", "`rustyflow runs list`"]);
-    sandbox.run(&["runs", "show", "runs/one/checkpoints"]).fails_with(&["checkpoints", "is no run's folder"]);
+    sandbox.run(&["runs", "show", "runs/one/checkpoints"]).fails_with(&["checkpoints", "is not the folder of a run"]);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn rm_removes_runs_and_says_how_much_that_was() {
     let sandbox = two_runs();
     sandbox.run(&["runs", "rm", "one"]).fails_with(&["runs/one", "--yes"]);
     sandbox.write("runs/notes/config.toml", "");
-    sandbox.run(&["runs", "rm", "one", "notes", "--yes"]).fails_with(&["notes", "is no run's folder"]);
+    sandbox.run(&["runs", "rm", "one", "notes", "--yes"]).fails_with(&["notes", "is not the folder of a run"]);
     assert_eq!(sandbox.runs(), ["notes", "one", "two"], "one that is refused keeps all");
     sandbox.run(&["runs", "rm", "one", "--yes"]).succeeds().prints(&["removed runs/one, ", " KiB freed"]);
     assert_eq!(sandbox.runs(), ["notes", "two"]);

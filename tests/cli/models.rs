@@ -269,7 +269,7 @@ fn of_a_prompt_that_is_too_long_the_model_sees_the_end() {
     let long: String = corpus().chars().take(40).collect();
     let args = ["generate", "--device", "cpu", "--threads", "1", "--model", TINY_RUN, "-n", "30"];
     let run = sandbox.run(&[&args[..], &["-p", &long]].concat()).succeeds();
-    assert!(run.stderr.contains("note: the prompt has 40 tokens, and the model looks at 16"), "{run:?}");
+    assert!(run.stderr.contains("note: the prompt has 40 tokens, the model's context 16"), "{run:?}");
     let end: String = long.chars().skip(24).collect();
     let continued = |prompt: &str| generate(&sandbox, &["-p", prompt])[prompt.len()..].to_string();
     assert_eq!(run.stdout[long.len()..], continued(&end), "{run:?}");

@@ -81,8 +81,8 @@ fn what_does_not_go_with_training_apart_is_refused() {
     };
     apart(&["train.eval_every=3"]).fails_with(&["train.eval_every is 3", "train.sync_every is 2", "a multiple of it"]);
     apart(&["checkpoint.every=5"]).fails_with(&["checkpoint.every is 5", "train.sync_every is 2"]);
-    apart(&["train.shard_optimizer=true"]).fails_with(&["train.shard_optimizer", "moments of their own"]);
-    apart(&["train.ema_decay=0.5"]).fails_with(&["train.ema_decay", "between two meetings"]);
+    apart(&["train.shard_optimizer=true"]).fails_with(&["train.shard_optimizer", "its own moments"]);
+    apart(&["train.ema_decay=0.5"]).fails_with(&["train.ema_decay", "between two synchronizations"]);
     assert!(!sandbox.exists("runs"));
     apart(&[]).succeeds();
     assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("sync_every = 2"));

@@ -152,7 +152,7 @@ fn a_damaged_checkpoint_is_passed_over_and_that_is_said() {
     sandbox.write(format!("{TINY_RUN}/best"), "step-000009\n");
     // That of step 8 was saved because it was the best.
     let run = resume(&sandbox, &[]).succeeds().prints(&["resumed    after step 8\n"]);
-    for part in ["step-000009/optimizer.safetensors: is damaged", "from the checkpoint before, of step 8"] {
+    for part in ["step-000009/optimizer.safetensors: is damaged", "from the previous checkpoint, of step 8"] {
         assert!(run.stderr.contains(part), "{part}: {run:?}");
     }
     assert_same(&sandbox, TINY_RUN, &expected);

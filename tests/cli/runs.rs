@@ -546,5 +546,5 @@ fn a_run_in_mixed_precision_says_so_and_logs_the_scale_of_the_loss() {
     assert!(steps.iter().all(|line| line["loss_scale"] == 65_536.0 && line["overflows"] == 0), "{steps:?}");
     assert!(sandbox.read("training_log.txt").contains("\nprecision         mixed: "));
     let refused = sandbox.run(&["train", "--resume", &format!("runs/{run}"), "--precision", "f32"]);
-    refused.fails_with(&["device.precision", "may not change within a run"]);
+    refused.fails_with(&["device.precision", "must not change on resume"]);
 }

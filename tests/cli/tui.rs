@@ -11,7 +11,7 @@ const LEAVE: &str = "\x1b[?1049l";
 #[test]
 fn without_a_terminal_it_says_so_and_trains_as_ever() {
     let run = Sandbox::new().train(&["--tui"]).succeeds();
-    assert_eq!(run.stderr, "note: --tui needs a terminal, which standard output is not: going on without\n");
+    assert_eq!(run.stderr, "note: --tui needs a terminal, which standard output is not: continuing without\n");
     run.prints(&[
         "device     cpu (1 threads)",
         "step      3  validation loss ",

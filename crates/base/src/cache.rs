@@ -21,8 +21,8 @@ pub fn warn(path: &Path, error: &Error) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
         tracing::warn!(
-            "cannot write {}: {error}; what was compiled, measured or tokenized is lost and the next run does it \
-             again; make the folder writable, or name another with RUSTYFLOW_CACHE_DIR",
+            "cannot write {}: {error}; the next run compiles, autotunes and tokenizes again; make the folder \
+             writable, or set RUSTYFLOW_CACHE_DIR to another",
             path.display()
         );
     });
@@ -56,8 +56,7 @@ pub fn user_folder() -> Option<PathBuf> {
     let folder = set.or_else(|| Some(choose_native_strategy().ok()?.cache_dir().join("rustyflow")));
     if folder.is_none() {
         tracing::warn!(
-            "this user has no folder for caches, so every run compiles its shaders anew; name one in \
-            RUSTYFLOW_CACHE_DIR"
+            "this user has no cache folder, so every run compiles its shaders again; set RUSTYFLOW_CACHE_DIR"
         );
     }
     folder

@@ -103,7 +103,7 @@ pub enum Error {
     Diverged { cause: String, rollbacks: usize, checkpoints: Option<PathBuf> },
 
     /// Another process writes into this run.
-    #[error("{} is in use by {process}, which trains there; wait for its end, or end it", path.display())]
+    #[error("{} is in use by {process}, a running training; wait for it, or stop it", path.display())]
     InUse { path: PathBuf, process: String },
 
     /// An invalid argument (a negative temperature, a prompt that exceeds the context).

@@ -33,7 +33,7 @@ impl FromStr for ModelName {
         if fits && text.split('/').all(part) {
             return Ok(ModelName(text.to_string()));
         }
-        Err(format!("{text:?} is no name of a model; expected org/name, as in openai-community/gpt2"))
+        Err(format!("{text:?} is not a model name; expected org/name, as in openai-community/gpt2"))
     }
 }
 
@@ -65,7 +65,7 @@ pub fn path_in(name: &str) -> Option<PathBuf> {
 pub fn home() -> Result<PathBuf> {
     let caches = || path_in("XDG_CACHE_HOME").or_else(|| Some(etcetera::home_dir().ok()?.join(".cache")));
     let home = path_in("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
-    home.ok_or_else(|| Error::Invalid("this user has no folder for caches: name one in HF_HOME".into()))
+    home.ok_or_else(|| Error::Invalid("this user has no cache folder: set HF_HOME".into()))
 }
 
 impl HubCache {
@@ -185,7 +185,7 @@ pub fn folder_of(given: &Path) -> std::result::Result<PathBuf, Option<String>> {
         None => Err(None),
         Some(name) => {
             let found = HubCache::of_user().ok().and_then(|cache| cache.find(&name, "main"));
-            found.ok_or_else(|| Some(format!("a model of this name on the hub is fetched by `rustyflow fetch {name}`")))
+            found.ok_or_else(|| Some(format!("`rustyflow fetch {name}` downloads a model of this name from the Hub")))
         }
     }
 }

@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn without_heartbeats_a_waiting_rank_gives_up() {
         let error = received_after_a_second(None).unwrap_err().to_string();
-        assert_eq!(error, "rank 0 did not come to broadcast within 0.3 s");
+        assert_eq!(error, "rank 0 did not reach broadcast within 0.3 s");
     }
 
     #[test]

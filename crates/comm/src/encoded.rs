@@ -38,7 +38,7 @@ impl Encoded {
     pub fn of_bytes(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static, wire: Wire) -> Result<Encoded> {
         if !bytes.len().is_multiple_of(wire.width()) {
             let (bytes, width) = (bytes.len(), wire.width());
-            return Err(Error::Invalid(format!("{bytes} bytes are no whole number of values of {width} bytes")));
+            return Err(Error::Invalid(format!("{bytes} bytes are not a multiple of {width} bytes per value")));
         }
         Ok(Encoded { wire, bytes: Arc::new(bytes) })
     }

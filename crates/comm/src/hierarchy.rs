@@ -179,7 +179,7 @@ fn number(bytes: &[u8]) -> Result<usize> {
 }
 
 fn malformed() -> Error {
-    Error::Communication("another process sent what this program does not understand: is it the same version?".into())
+    Error::Communication("another process sent a malformed message; run the same version everywhere".into())
 }
 
 #[cfg(test)]

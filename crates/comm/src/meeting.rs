@@ -118,7 +118,7 @@ impl Meeting {
             .map(|rank| self.name(rank))
             .collect();
         let waited = self.timeout.unwrap_or_default().as_secs_f64();
-        self.fail(&mut state, format!("{} did not come to {} within {waited} s", missing.join(", "), call.kind))
+        self.fail(&mut state, format!("{} did not reach {} within {waited} s", missing.join(", "), call.kind))
     }
 
     /// Fails for all ranks, for the reason that was first.

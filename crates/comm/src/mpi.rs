@@ -132,8 +132,8 @@ impl MpiComm {
                     self.shares = false;
                     if self.link.rank == 0 {
                         tracing::warn!(
-                            "processes of this machine exchange gradients by messages of MPI, which is slower than \
-                             through memory that they share: {reason}"
+                            "processes of this machine exchange gradients by MPI messages, which is slower than \
+                             shared memory: {reason}"
                         );
                     }
                 }
@@ -317,7 +317,7 @@ impl Link {
             self.complete(world.immediate_all_gather_into(scope, &own, &mut all[..]), Kind::Broadcast);
         });
         if let Some(Ok(Err(error))) = file.map(|file| file.map(NewFile::remove)) {
-            tracing::warn!("the memory that processes share keeps its name, {path}: {error}");
+            tracing::warn!("cannot remove the shared-memory file {path}: {error}");
         }
         match all.iter().position(|opened| *opened == 0) {
             Some(rank) => Err(opened.err().unwrap_or_else(|| format!("rank {rank} cannot open it"))),

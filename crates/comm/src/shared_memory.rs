@@ -123,7 +123,7 @@ impl SharedMemory {
         let handed_out = &mut self.handed_out[self.next];
         while handed_out.iter().any(|part| Arc::strong_count(part) > 1) {
             if timeout.is_some_and(|timeout| started.elapsed() > timeout) {
-                let text = format!("what a call gave is still in use, {PLACES} calls later");
+                let text = format!("the result of a call is still in use {PLACES} calls later");
                 return Err(Error::Communication(text));
             }
             std::thread::sleep(Duration::from_micros(20));
@@ -318,7 +318,7 @@ mod tests {
             }
             sum(0.0).map(drop).unwrap_err().to_string()
         });
-        assert!(errors.iter().all(|error| error.contains("still in use, 4 calls later")), "{errors:?}");
+        assert!(errors.iter().all(|error| error.contains("still in use 4 calls later")), "{errors:?}");
     }
 
     #[test]

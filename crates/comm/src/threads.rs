@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_does_not_come_makes_all_fail_when_the_time_is_up() {
-        let expected = "rank 1 (cpu:1) did not come to all_reduce (f32) within 0.2 s";
+        let expected = "rank 1 (cpu:1) did not reach all_reduce (f32) within 0.2 s";
         let errors = errors_without_rank_1(|mut comm| {
             std::thread::sleep(Duration::from_millis(500));
             assert_eq!(comm.barrier().unwrap_err().to_string(), expected);

@@ -40,7 +40,7 @@ pub fn read_questions(path: &Path) -> Result<Vec<Question>> {
     }
     if questions.is_empty() {
         let expected = r#"{"question": "..", "choices": ["..", ".."], "answer": 0}"#;
-        return Err(wrong(format!("has no question: expected a line such as {expected} for each")));
+        return Err(wrong(format!("has no questions; expected lines such as {expected}")));
     }
     Ok(questions)
 }
@@ -66,7 +66,7 @@ fn parse(text: &str, line: usize) -> std::result::Result<Question, String> {
 fn place_of(answer: &Value, choices: &[String]) -> std::result::Result<usize, String> {
     let expected = || {
         let last = choices.len() - 1;
-        format!("answer is {answer}; expected a place from 0 to {last}, a letter from A, or the text of a choice")
+        format!("answer is {answer}; expected an index from 0 to {last}, a letter from A, or the text of a choice")
     };
     let place = match answer {
         Value::Number(place) => place.as_u64().and_then(|place| usize::try_from(place).ok()),
@@ -78,7 +78,7 @@ fn place_of(answer: &Value, choices: &[String]) -> std::result::Result<usize, St
             };
             match (same.next(), same.next()) {
                 (Some(_), Some(_)) => {
-                    return Err(format!("answer is {answer}, which several choices are: give its place"));
+                    return Err(format!("answer is {answer}, which matches several choices; give its index"));
                 }
                 (found, _) => found.or_else(letter),
             }

@@ -33,8 +33,8 @@ impl Continued {
         check_memory(pieces, block_size, 1)?;
         if tokens.packing() != Packing::Stream {
             return Err(Error::Invalid(
-                "a recurrent model reads its text as one stream, through which it carries its state: documents cannot \
-                 stay apart, nor prompts be left out of the loss; set data.packing to \"stream\", or another model.kind"
+                "a recurrent model reads its text as one stream: it cannot separate documents or mask prompts in the \
+                 loss; set data.packing to \"stream\", or another model.kind"
                     .into(),
             ));
         }

@@ -80,7 +80,7 @@ impl TextConventions {
         let end = template.as_ref().map(ChatTemplate::end_of_answer_of_any);
         let (end, note) = match end.transpose() {
             Ok(end) => (end, None),
-            Err(error) => (None, Some(format!("which token ends an answer is not known: {error}"))),
+            Err(error) => (None, Some(format!("the token that ends an answer is unknown: {error}"))),
         };
         let answer_end = end.as_ref().and_then(|end| tokenizer.first_added(end));
         let unwritten_end = end.filter(|end| answer_end.is_none() && !end.is_empty());
@@ -126,8 +126,8 @@ impl TextConventions {
     pub fn warning_of_end(&self) -> Option<String> {
         self.unwritten_end.as_ref().map(|end| {
             format!(
-                "the chat template ends an answer with {end:?}, for which the tokenizer has no special token, so \
-                 eos_token_id cannot name it: transformers' pipeline will not stop there; set data.chat_template to \
+                "the chat template ends an answer with {end:?}, which is not a special token of the tokenizer, so \
+                 eos_token_id cannot hold it: transformers' pipeline will not stop there; set data.chat_template to \
                  a template that ends an answer with one special token of the tokenizer"
             )
         })
@@ -178,7 +178,7 @@ impl TextConventions {
 fn ids_of(value: &Value) -> std::result::Result<Vec<u32>, String> {
     let id = |value: &Value| {
         let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| format!("eos_token_id is {value}; expected a token's number, or a list of them"))
+        id.ok_or_else(|| format!("eos_token_id is {value}; expected a token id, or a list of token ids"))
     };
     match value {
         Value::Array(all) => all.iter().map(id).collect(),

@@ -131,7 +131,7 @@ impl Documents {
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
         let damaged = || Error::Corpus {
             path: path.to_path_buf(),
-            message: format!("is damaged, or not of the {tokens} tokens beside it: prepare the text again"),
+            message: format!("is damaged, or does not match the {tokens} tokens beside it; prepare the text again"),
         };
         let (numbers, rest) = bytes.as_chunks::<8>();
         let stretch = |number: &[u8; 8]| {

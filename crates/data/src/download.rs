@@ -33,7 +33,7 @@ pub fn fetch(
 ) -> Result<PathBuf> {
     let found = DATASETS.iter().find(|known| known.name == dataset).ok_or_else(|| {
         let names: Vec<&str> = DATASETS.iter().map(|known| known.name).collect();
-        Error::Invalid(format!("no data set is called {dataset:?}: expected one of {}", names.join(", ")))
+        Error::Invalid(format!("unknown data set {dataset:?}; expected one of {}", names.join(", ")))
     })?;
     fetch_dataset(found, data_dir, base_url_override, on_progress)
 }
@@ -160,9 +160,8 @@ impl Download<'_> {
         }
         if let Err((expected, got)) = self.hash.matches(part)? {
             std::fs::remove_file(part).map_err(|error| Error::io("remove", part, error))?;
-            let message = format!(
-                "wrong bytes: expected the hash {expected}, got {got}; the download was deleted, run the command again"
-            );
+            let message =
+                format!("wrong hash: expected {expected}, got {got}; the download was deleted, run the command again");
             return Err(Error::Download { url: url.clone(), message });
         }
         std::fs::rename(part, target).map_err(|error| Error::io("rename", part, error))
@@ -223,11 +222,11 @@ fn append(
                 done += count as u64;
                 on_progress(done.min(size_bytes));
             }
-            Err(error) => return Err(Failure::Passing(format!("cut off after {done} bytes: {error}"))),
+            Err(error) => return Err(Failure::Passing(format!("interrupted after {done} bytes: {error}"))),
         }
     }
     if done < size_bytes {
-        return Err(Failure::Passing(format!("cut off after {done} of {size_bytes} bytes")));
+        return Err(Failure::Passing(format!("interrupted after {done} of {size_bytes} bytes")));
     }
     Ok(())
 }
@@ -407,7 +406,7 @@ mod tests {
         let answers = [vec![cut_off_at(20)], vec![nothing; 7]].concat();
         let (dir, server) = (tempdir().unwrap(), Server::start(answers));
         let error = fetch_from(&server, dir.path()).unwrap_err().to_string();
-        assert!(error.contains("cut off after 20") && error.contains("4 attempts"), "{error}");
+        assert!(error.contains("interrupted after 20") && error.contains("4 attempts"), "{error}");
         assert_eq!(std::fs::read(part(dir.path())).unwrap(), &CONTENT[..20]);
     }
 
@@ -440,7 +439,7 @@ mod tests {
     fn a_file_that_is_too_long_is_wrong() {
         let long = CONTENT.repeat(100_000);
         let (dir, server) = (tempdir().unwrap(), Server::start(vec![answer("200 OK", "", long.len(), &long)]));
-        assert!(fetch_from(&server, dir.path()).unwrap_err().to_string().contains("wrong bytes"));
+        assert!(fetch_from(&server, dir.path()).unwrap_err().to_string().contains("wrong hash"));
     }
 
     #[test]

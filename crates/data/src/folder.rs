@@ -111,7 +111,7 @@ fn glob(pattern: &str, meant: &str) -> Result<Glob> {
     let has_folder = pattern.trim_end_matches('/').contains('/');
     let anywhere = if has_folder { meant.trim_start_matches('/').to_string() } else { format!("**/{meant}") };
     let glob = GlobBuilder::new(&anywhere).literal_separator(true).build();
-    glob.map_err(|error| Error::Invalid(format!("data.files: {pattern:?} is no pattern: {}", error.kind())))
+    glob.map_err(|error| Error::Invalid(format!("data.files: {pattern:?} is not a valid pattern: {}", error.kind())))
 }
 
 /// The files of splits directly in a folder: training, validation, test.

@@ -77,7 +77,7 @@ fn not_json(line: &[u8], error: &serde_json::Error) -> String {
     let at = line.get(column.saturating_sub(1)..).unwrap_or_default();
     let is_constant = |word: &str| at.starts_with(word.as_bytes()) || at.starts_with(&word.as_bytes()[1..]);
     match ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| is_constant(word)) {
-        Some(word) => format!("not JSON at column {column}: {word} is Python's and no value of JSON; write null"),
+        Some(word) => format!("not JSON at column {column}: {word} is Python's and not a JSON value; write null"),
         None if error.is_eof() => {
             format!("not JSON: it ends within a value ({cause}); an object must be in one line")
         }

@@ -130,7 +130,7 @@ fn share_gpt(mut row: Map<String, Value>) -> Parsed<Row> {
             Some(other) => {
                 return Err(format!("turn {number} is from {other:?}, expected human, gpt, system or tool"));
             }
-            None => return Err(format!("turn {number} is no object with \"from\" and \"value\"")),
+            None => return Err(format!("turn {number} is not an object with \"from\" and \"value\"")),
         };
         let value = turn["value"].as_str();
         let content = value.ok_or_else(|| format!("the \"value\" of turn {number} is {}", kind_of(&turn["value"])))?;
@@ -232,7 +232,7 @@ fn text_of<T>(result: Result<T>) -> Parsed<T> {
 
 fn messages_of(messages: Vec<Value>) -> Parsed<Vec<Value>> {
     match messages.iter().position(|message| !message["role"].is_string()) {
-        Some(number) => Err(format!("message {} is no object with a \"role\"", number + 1)),
+        Some(number) => Err(format!("message {} is not an object with a \"role\"", number + 1)),
         None => Ok(messages),
     }
 }
@@ -247,8 +247,9 @@ fn completion_of(
     let messages = [prompt, completion].concat();
     let before = text_of(template.render(prompt, tools, true))?;
     let all = text_of(template.render(&messages, tools, false))?;
-    let answer =
-        all.strip_prefix(before.as_str()).ok_or("its template writes the prompt otherwise when an answer follows")?;
+    let answer = all
+        .strip_prefix(before.as_str())
+        .ok_or("its template renders the prompt differently when an answer follows")?;
     let turn = |text: &str, predicted| Turn { text: text.to_string(), predicted };
     Ok([turn(&before, false), turn(answer, true)].into_iter().filter(|turn| !turn.text.is_empty()).collect())
 }

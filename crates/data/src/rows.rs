@@ -65,8 +65,8 @@ impl Rows {
         if pieces.is_empty() || pieces.len() > u32::MAX as usize {
             let count = pieces.len();
             return Err(Error::Invalid(format!(
-                "the text has {count} documents of which something is predicted within model.block_size = {block_size} \
-                 tokens: between 1 and {} are needed",
+                "the text has {count} documents with predicted tokens within model.block_size = {block_size}; \
+                 expected 1 to {}",
                 u32::MAX
             )));
         }
@@ -89,12 +89,10 @@ impl Rows {
         let used: u64 = self.pieces.iter().map(|piece| u64::from(piece.inputs)).sum();
         let share = 100.0 * used as f64 / places as f64;
         let (documents, rows, t) = (self.pieces.len(), self.len(), self.block_size);
-        let mut note =
-            format!("{documents} documents are in {rows} rows of {t} tokens, of which {share:.1}% are in use");
+        let mut note = format!("{documents} documents are packed into {rows} rows of {t} tokens, {share:.1}% full");
         let LeftOut { cut, whole } = self.left_out;
         if cut + whole > 0 {
-            note +=
-                &format!("; {cut} are longer and lack their end, {whole} are left out: all of their {t} are prompt");
+            note += &format!("; {cut} are truncated, {whole} are dropped: their first {t} tokens are all prompt");
         }
         note
     }
@@ -247,7 +245,7 @@ mod tests {
     #[test]
     fn a_prompt_that_fills_the_row_is_left_out_and_said_to_be() {
         let rows = Rows::new(text(&[(9, 3), (4, 9), (2, 2)], Packing::Documents), 8).unwrap();
-        assert!(rows.note().contains("1 are longer and lack their end, 1 are left out"), "{}", rows.note());
+        assert!(rows.note().contains("1 are truncated, 1 are dropped"), "{}", rows.note());
         assert_eq!(pairs(&rows).len(), 5 + 2);
     }
 

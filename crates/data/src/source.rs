@@ -327,7 +327,7 @@ fn read_parquet(path: &Path, sink: &mut Sink) -> Result<()> {
         match row.map_err(failed)?.get_column_iter().next() {
             Some((_, Field::Str(text))) => take_document(text, sink)?,
             Some((_, Field::Null)) => {}
-            other => return Err(bad(path, format!("its column `text` holds {other:?}, which is no text"))),
+            other => return Err(bad(path, format!("its column `text` has type {other:?}, expected text"))),
         }
     }
     Ok(())
@@ -335,7 +335,7 @@ fn read_parquet(path: &Path, sink: &mut Sink) -> Result<()> {
 
 #[cfg(not(feature = "parquet"))]
 fn read_parquet(path: &Path, _: &mut Sink) -> Result<()> {
-    let message = "this build reads no Parquet: build it with `--features parquet`, or leave such files out with \
+    let message = "this build does not read Parquet; build it with `--features parquet`, or exclude such files with \
                    data.files";
     Err(bad(path, message.to_string()))
 }

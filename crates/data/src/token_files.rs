@@ -158,8 +158,8 @@ impl TokenFiles {
         let train = Tokens::map(&self.train, token_type, None)?;
         let is_whole = self.validation.is_some() && self.documents_of(&self.train).is_file();
         if !is_whole && (has_prompts || packing != Packing::Stream) {
-            let message = "holds tokens of which is not known where documents end and what is predicted: leave \
-                           data.packing out, or prepare the text again by `rustyflow data prepare`";
+            let message = "has tokens without document boundaries and masks; leave data.packing unset, or prepare the \
+                           text again with `rustyflow data prepare`";
             return Err(Error::Corpus { path: self.train.clone(), message: message.to_string() });
         }
         if let Some(path) = &self.validation {
@@ -213,7 +213,7 @@ impl TokenFiles {
             (None, _) if self.meta.is_some() && beside.is_file() => Tokenizer::from_file(&beside)?,
             (None, _) => {
                 let message = format!(
-                    "holds tokens, and `{}` cannot be built from them: name the tokenizer that made them, as in \
+                    "has tokens, from which `{}` cannot be built; name their tokenizer, as in \
                      data.tokenizer = \"gpt2\" or the path of a tokenizer.json",
                     spec.tokenizer
                 );
@@ -250,7 +250,7 @@ fn refuse_numpy(path: &Path) -> Result<()> {
     let mut beginning = vec![];
     File::open(path).map_err(failed)?.take(6).read_to_end(&mut beginning).map_err(failed)?;
     if beginning == b"\x93NUMPY" {
-        let message = "is an array that NumPy's `save` wrote: write the tokens alone by its `tofile`".to_string();
+        let message = "is an array written by NumPy's `save`; write raw tokens with `tofile`".to_string();
         return Err(Error::Corpus { path: path.to_path_buf(), message });
     }
     Ok(())

@@ -156,7 +156,7 @@ impl Tokens {
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         if !length.is_multiple_of(id.bytes() as u64) {
-            let message = format!("is no file of tokens: its {length} bytes are no multiple of {}", id.bytes());
+            let message = format!("is not a token file: its {length} bytes are not a multiple of {}", id.bytes());
             return Err(Error::Corpus { path: path.to_path_buf(), message });
         }
         // SAFETY: nobody writes to a token file: it is written elsewhere, and gets its name when it is complete.

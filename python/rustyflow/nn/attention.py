@@ -14,7 +14,7 @@ class MultiheadAttention(Module):
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"{num_heads} heads do not divide {embed_dim} numbers")
+            raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
         self.num_heads, self.dropout = num_heads, dropout
         self.in_proj_weight = Parameter(init.xavier_uniform_(zeros(3 * embed_dim, embed_dim)))
         self.in_proj_bias = Parameter(zeros(3 * embed_dim))

@@ -34,7 +34,7 @@ def ones_(tensor: Tensor) -> Tensor:
 
 def _fans(tensor: Tensor) -> tuple[int, int]:
     if tensor.ndim < 2:
-        raise ValueError(f"the fans of a weight follow from two dimensions or more, and this has {tensor.ndim}")
+        raise ValueError(f"fan_in and fan_out need at least two dimensions, got {tensor.ndim}")
     kernel = math.prod(tensor.shape[2:])
     return max(tensor.shape[1] * kernel, 1), max(tensor.shape[0] * kernel, 1)
 

@@ -166,7 +166,7 @@ class Module:
             if name in values and values[name].shape != tensor.shape
         ]
         if wrong:
-            raise ValueError("this state is not the module's: " + "; ".join(wrong))
+            raise ValueError("the state does not match the module: " + "; ".join(wrong))
         for name in own.keys() & values.keys():
             own[name].copy_(values[name])
 

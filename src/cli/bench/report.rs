@@ -51,6 +51,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn read(path: &Path) -> Result<HardwareReport> {
     let text = fs::read_to_string(path).map_err(|e| Error::io("read", path, e))?;
-    let invalid = |e| Error::Invalid(format!("{} is no report of `rustyflow bench report`: {e}", path.display()));
+    let invalid = |e| Error::Invalid(format!("{} is not a report of `rustyflow bench report`: {e}", path.display()));
     Ok(serde_json::from_str(&text).map_err(invalid)?)
 }

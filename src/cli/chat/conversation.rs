@@ -83,7 +83,7 @@ impl<'a> Conversation<'a> {
         }
         if prompt.ids.len() >= context {
             bail!(
-                "the message has {} tokens with what its template adds, and the model looks at {context}: shorten it",
+                "the message has {} tokens with its template, the model's context has {context}: shorten it",
                 prompt.ids.len()
             );
         }

@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-const HELP: &str = r#"/reset        begin a new conversation
-/save FILE    add the conversation to FILE as a line {"messages": [..]}, which `rustyflow train` learns from
-/quit         end, as Ctrl-D does
+const HELP: &str = r#"/reset        start a new conversation
+/save FILE    add the conversation to FILE as a line {"messages": [..]}, for `rustyflow train`
+/quit         quit, like Ctrl-D
 //..          a message that begins with one /
-Ctrl-C ends the answer under way; where there is none, it ends the program."#;
+Ctrl-C stops the current answer, or the program if there is none."#;
 
 #[derive(clap::Args)]
 #[command(after_help = super::examples::CHAT)]
@@ -89,9 +89,9 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
 fn template(folder: &Path, spec: &str) -> Result<ChatTemplate> {
     let tokenizer = hf::tokenizer_folder(folder)?;
     ChatTemplate::find(&ChatSpec { template: spec, folder: Some(&tokenizer) })?.ok_or_else(|| {
-        let message = "has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), so how a \
-                       conversation is written for this model is not known: name one by --chat-template, chatml or the \
-                       path of a template; a model that has learnt no conversations is for `rustyflow generate`";
+        let message = "has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), so \
+                       conversations cannot be rendered: set --chat-template to chatml or to the path of a template, \
+                       or use `rustyflow generate` if the model is not instruction-tuned";
         Error::Checkpoint { path: tokenizer, message: message.to_string() }.into()
     })
 }
@@ -169,7 +169,7 @@ impl Chat<'_> {
             "/save" => self.save(rest.trim())?,
             _ if line.starts_with("//") => self.answer(&line[1..])?,
             _ if line.starts_with('/') => {
-                bail!("{word} is no command: /help lists them, and // begins a message that begins with /")
+                bail!("unknown command {word}: /help lists the commands; write // for a message that starts with /")
             }
             _ => self.answer(line)?,
         }
@@ -197,8 +197,8 @@ impl Chat<'_> {
         let prompt = self.conversation.ask(message, context, self.max_new_tokens)?;
         if prompt.forgets && !self.json {
             output::note(format_args!(
-                "note: the conversation is longer than the {context} tokens that the model looks at: from here on it \
-                 forgets the oldest turns"
+                "note: the conversation exceeds the context of {context} tokens: the oldest turns are dropped from \
+                 now on"
             ));
         }
         let answer = self.generate(&prompt).inspect_err(|_| self.conversation.take_back())?;
@@ -273,7 +273,7 @@ impl Chat<'_> {
         match answer.end {
             Cause::MaxTokens => output::note(format_args!("note: cut after {tokens} tokens; --max-tokens allows more")),
             Cause::Context => {
-                output::note(format_args!("note: cut where the model's context of {context} tokens ends"))
+                output::note(format_args!("note: cut at the end of the model's context of {context} tokens"))
             }
             Cause::EndOfAnswer | Cause::Interrupt => {}
         }

@@ -86,7 +86,7 @@ fn prompt(text: &str, tokenizer: &Tokenizer, shape: &ModelConfig) -> crate::Resu
     let prompt = Prompt::new(text, tokenizer, shape)?;
     if prompt.ids.len() < prompt.whole.len() {
         output::note(format_args!(
-            "note: the prompt has {} tokens, and the model looks at {}: it sees the last of them alone",
+            "note: the prompt has {} tokens, the model's context {}: only the last tokens are used",
             prompt.whole.len(),
             shape.block_size
         ));

@@ -50,7 +50,7 @@ pub fn run(args: Args) -> Result<()> {
     output::line("")?;
     output::line(output::table(&rows(&comparison), |column| column > 0))?;
     if !comparison.same_data {
-        let text = "the runs learned from different text or with different tokenizers: their losses cannot be compared";
+        let text = "the runs have different texts or tokenizers: their losses cannot be compared";
         output::line(format_args!("\n{text}"))?;
     }
     let curve = |run: &RunRecord| {

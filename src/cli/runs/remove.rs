@@ -39,7 +39,7 @@ pub fn run(args: Args) -> Result<()> {
 fn is_wanted(runs: &[PathBuf]) -> Result<bool> {
     let names: Vec<String> = runs.iter().map(|run| run.display().to_string()).collect();
     if !stdin().is_terminal() {
-        let text = format!("nobody can be asked whether to remove {}: say so with --yes", names.join(", "));
+        let text = format!("cannot ask whether to remove {}: confirm with --yes", names.join(", "));
         return Err(Error::Invalid(text).into());
     }
     output::now(&format!("remove {} with all checkpoints? [y/N] ", names.join(", ")))?;

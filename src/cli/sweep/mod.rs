@@ -168,14 +168,14 @@ fn train(run: &Planned, devices: &[Device], args: &Args, interrupts: &Interrupts
     bar.finish_and_clear();
     let ended = match result {
         Ok((Summary { interrupted: true, .. }, _)) => {
-            output::note("the same command goes on with this sweep");
+            output::note("the same command continues this sweep");
             return Err(Interrupted.into());
         }
         Ok(_) => (Status::Finished, None),
         Err(error @ Error::Diverged { .. }) => (Status::Diverged, Some(error.to_string())),
         Err(error) if args.continue_on_error => (Status::Failed, Some(error.to_string())),
         Err(error) => bail!(
-            "{}: {error}\nthe same command goes on with this sweep; --continue-on-error goes on with the next run",
+            "{}: {error}\nthe same command continues this sweep; --continue-on-error continues with the next run",
             run.name
         ),
     };

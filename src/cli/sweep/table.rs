@@ -107,7 +107,7 @@ pub fn load(dir: &Path) -> Result<Vec<Row>> {
     }
     let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
     serde_json::from_slice(&bytes).map_err(|e| {
-        Error::Invalid(format!("{} is no list of runs ({e}); remove it, or name another --dir", path.display()))
+        Error::Invalid(format!("{} is not a list of runs ({e}); remove it, or name another --dir", path.display()))
     })
 }
 
@@ -150,7 +150,7 @@ pub fn print(rows: &[Row]) -> std::io::Result<()> {
         ))?;
     }
     if differ_in_data(rows) {
-        let text = "the runs learned from different text or with different tokenizers: their losses cannot be compared";
+        let text = "the runs have different texts or tokenizers: their losses cannot be compared";
         output::line(format_args!("\n{text}"))?;
     }
     Ok(())

@@ -39,7 +39,10 @@ fn groups_that_are_none_are_refused_with_their_number() {
     for (groups, parts) in [
         ("[[optimizer.group]]\nlr_scale = 1.0", ["number 1", "match is missing"]),
         ("[[optimizer.group]]\nmatch = 1", ["number 1", "expected a text in quotes, got 1"]),
-        ("[[optimizer.group]]\nmatch = \"*\"\n[[optimizer.group]]\nmatch = \"[\"", ["number 2", "\"[\" is no pattern"]),
+        (
+            "[[optimizer.group]]\nmatch = \"*\"\n[[optimizer.group]]\nmatch = \"[\"",
+            ["number 2", "\"[\" is not a valid pattern"],
+        ),
         ("[[optimizer.group]]\nmatch = \"*\"\nlr = 1.0", ["unknown key lr", "match, lr_scale, weight_decay"]),
         ("[[optimizer.group]]\nmatch = \"*\"\nlr_scale = -1", ["lr_scale", "at least 0, got -1.0"]),
         ("[[optimizer.group]]\nmatch = \"*\"\nweight_decay = -0.5", ["weight_decay", "at least 0, got -0.5"]),

@@ -88,11 +88,11 @@ type Parsed<T> = std::result::Result<T, String>;
 impl<'a> Header<'a> {
     fn read(&mut self) -> Parsed<(BTreeMap<String, Value>, BTreeMap<String, StoredTensor>)> {
         if self.take(4)? != MAGIC {
-            return Err("it does not begin as a GGUF file does".into());
+            return Err("it does not start with GGUF's magic number".into());
         }
         let version = self.u32()?;
         if version != VERSION {
-            return Err(format!("it is of version {version} of GGUF, and {VERSION} is read"));
+            return Err(format!("its GGUF version is {version}, expected {VERSION}"));
         }
         let (tensor_count, value_count) = (self.u64()?, self.u64()?);
         let mut metadata = BTreeMap::new();
@@ -108,7 +108,7 @@ impl<'a> Header<'a> {
         let alignment = match metadata.get("general.alignment") {
             None => ALIGNMENT,
             Some(Value::U32(alignment)) if alignment.is_power_of_two() => *alignment as usize,
-            Some(other) => return Err(format!("general.alignment is {other:?}, which is no power of two")),
+            Some(other) => return Err(format!("general.alignment is {other:?}, which is not a power of two")),
         };
         let mut found = vec![];
         for _ in 0..tensor_count {
@@ -158,7 +158,7 @@ impl<'a> Header<'a> {
         let (numbers, _) = dtype.block();
         let row = *shape.last().expect("it has a dimension");
         if !row.is_multiple_of(numbers) {
-            return Err(format!("has rows of {row}, which are no whole blocks of {}", dtype.name()));
+            return Err(format!("has rows of {row}, not a multiple of the blocks of {}", dtype.name()));
         }
         // A number takes at least half a byte, so a shape of more than twice the file's bytes lies outside of it.
         let elements = shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
@@ -185,7 +185,7 @@ impl<'a> Header<'a> {
                 return self.array(code, count);
             }
             other => {
-                let size = value::scalar_bytes(other).ok_or_else(|| format!("no value has the type {other}"))?;
+                let size = value::scalar_bytes(other).ok_or_else(|| format!("unknown value type {other}"))?;
                 self.take(size)?;
                 Value::Other
             }
@@ -201,7 +201,7 @@ impl<'a> Header<'a> {
             }
             return Ok(Value::Texts(texts));
         }
-        let size = value::scalar_bytes(code).ok_or_else(|| format!("no list holds the type {code}"))?;
+        let size = value::scalar_bytes(code).ok_or_else(|| format!("unknown list type {code}"))?;
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(size));
         let bytes = self.take(bytes.ok_or_else(|| format!("its {count} values are more than the file holds"))?)?;
         let words = || bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));

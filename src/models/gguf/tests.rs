@@ -149,7 +149,7 @@ fn what_llama_cpp_does_not_compute_is_refused_with_the_reason() {
 
 #[test]
 fn a_weight_that_the_type_or_any_model_has_no_place_for_is_named() {
-    for (value, told) in [(7e4, "holds 70000, which f16 cannot"), (f32::NAN, "holds NaN")] {
+    for (value, told) in [(7e4, "has 70000, which overflows f16"), (f32::NAN, "holds NaN")] {
         let mut model = build(&small(5, 4, 1, 32), 0).unwrap();
         let (_, tensor) = model.parameters().remove(0);
         let mut values = tensor.to_f32().unwrap();
@@ -250,8 +250,8 @@ fn whatever_a_file_claims_it_is_refused_and_takes_no_memory() {
     for length in 0..whole.len() {
         refused(&whole[..length], "");
     }
-    refused(b"GGML\x03\0\0\0", "does not begin as");
-    refused(b"GGUF\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "of version 2");
+    refused(b"GGML\x03\0\0\0", "does not start with");
+    refused(b"GGUF\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", "version is 2");
     // Counts of 2^63: of tensors, of values, of the length of a text and of a list.
     let claims = |at: usize| {
         let mut bytes = whole.clone();
@@ -283,13 +283,13 @@ fn whatever_a_file_claims_it_is_refused_and_takes_no_memory() {
     one(&[1 << 63], 0, 0, "more than the file holds");
     one(&[], 0, 0, "0 dimensions");
     one(&[1; 5], 0, 0, "5 dimensions");
-    one(&[31], 8, 0, "no whole blocks of q8_0");
+    one(&[31], 8, 0, "not a multiple of the blocks of q8_0");
     one(&[32], 12, 0, "ggml's type 12");
     refused(&pad(header(&[], &[("t", &[1], 0, 0), ("t", &[1], 0, 0)])), "the tensor t twice");
     refused(&header(&[("a", Value::U32(1)), ("a", Value::U32(1))], &[]), "the key a twice");
-    refused(&header(&[("general.alignment", Value::U32(0))], &[]), "no power of two");
+    refused(&header(&[("general.alignment", Value::U32(0))], &[]), "not a power of two");
     let mut no_type = header(&[("a", Value::U32(1))], &[]);
     let at = no_type.len() - 8;
     no_type[at] = 99;
-    refused(&no_type, "a: no value has the type 99");
+    refused(&no_type, "a: unknown value type 99");
 }

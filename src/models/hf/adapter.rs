@@ -133,8 +133,8 @@ fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> 
             _ => String::new(),
         };
         format!(
-            "base_model_name_or_path is {name:?}, and no model's folder is there: write the path of the model that the \
-             adapter is for{fetch}"
+            "base_model_name_or_path is {name:?}, which is not the folder of a model: write the path of the base \
+             model{fetch}"
         )
     })
 }
@@ -142,7 +142,7 @@ fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> 
 impl AdapterConfig {
     /// Refuses adapters that are not a low-rank product added to weights, with the key.
     fn check(&self) -> std::result::Result<(), String> {
-        let refuse = |key: &str, value: String| Err(format!("{key} is {value}, which rustyflow does not compute"));
+        let refuse = |key: &str, value: String| Err(format!("{key} is {value}, which rustyflow does not support"));
         if self.peft_type.as_deref() != Some("LORA") {
             return refuse("peft_type", self.peft_type.clone().unwrap_or("missing".into()));
         }
@@ -201,8 +201,7 @@ impl Adapter {
             None => Ok(()),
             Some(name) => {
                 let kind = shape.kind.as_str();
-                let message =
-                    format!("has a tensor {name}, for which the {kind} in {} has no place", self.base.display());
+                let message = format!("has a tensor {name}, which the {kind} in {} does not have", self.base.display());
                 Err(Error::Checkpoint { path: self.files.path.clone(), message })
             }
         }
@@ -306,7 +305,7 @@ mod tests {
             ("use_of_tomorrow", json!({"a": 1})),
         ] {
             let error = parsed(json!({key: value})).unwrap_err();
-            assert!(error.starts_with(key) && error.contains("does not compute"), "{error}");
+            assert!(error.starts_with(key) && error.contains("does not support"), "{error}");
         }
     }
 

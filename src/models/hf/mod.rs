@@ -148,7 +148,7 @@ impl ModelWeights {
         }
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let weights = safetensors::serialize(views, Some(metadata))
-            .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;
+            .map_err(|e| Error::Invalid(format!("cannot serialize {WEIGHTS}: {e}")))?;
         let config = text_of(&config_keys(config, &self.special_ids));
         Ok([(CONFIG, config.into_bytes()), (WEIGHTS, weights)])
     }
@@ -218,7 +218,7 @@ pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn Lan
         None => Ok(model),
         Some(name) => {
             let kind = config.kind.as_str();
-            Err(damaged(format!("has a tensor {name}, for which a {kind} of this config.json has no place")))
+            Err(damaged(format!("has a tensor {name}, which a {kind} of this config.json does not have")))
         }
     }
 }
@@ -285,7 +285,7 @@ fn read_limited(path: &Path, most: u64) -> Result<String> {
     let mut text = String::new();
     file.take(most + 1).read_to_string(&mut text).map_err(|e| Error::io("read", path, e))?;
     if text.len() as u64 > most {
-        let message = format!("is longer than {most} bytes, which no file of its name is: download it again");
+        let message = format!("is longer than {most} bytes, too long for its name: download it again");
         return Err(Error::Checkpoint { path: path.to_path_buf(), message });
     }
     Ok(text)
@@ -352,8 +352,8 @@ fn read_config(text: &str) -> std::result::Result<ModelConfig, String> {
     if let Some(quantization) = quantization_config {
         let method = quantization.get("quant_method").unwrap_or(&quantization);
         return Err(format!(
-            "quantization_config is there ({method}); rustyflow reads weights that are not quantized, as f32, f16 or \
-             bf16: take the folder that this one was made from"
+            "quantization_config is set ({method}), and rustyflow does not read quantized weights: use the original \
+             model in f32, f16 or bf16"
         ));
     }
     let its = model_type.as_deref().unwrap_or("nothing");

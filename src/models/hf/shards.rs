@@ -63,7 +63,7 @@ impl Stored {
             None => Ok(()),
             Some(x) => {
                 let name = &self.name;
-                Err(Error::Invalid(format!("{name} holds {x}, which f16 cannot: write --dtype f32 or bf16")))
+                Err(Error::Invalid(format!("{name} has {x}, which overflows f16: use --dtype f32 or bf16")))
             }
         }
     }
@@ -202,7 +202,7 @@ fn write_shard(shard: &[Stored], path: &Path) -> Result<()> {
     let views = shard.iter().map(|tensor| (&tensor.name[..], tensor));
     safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
         SafeTensorError::IoError(error) => Error::io("write", path, error),
-        other => Error::Checkpoint { path: path.to_path_buf(), message: format!("cannot be made: {other}") },
+        other => Error::Checkpoint { path: path.to_path_buf(), message: format!("cannot be serialized: {other}") },
     })?;
     File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::io("flush", path, e))
 }

@@ -83,7 +83,7 @@ impl AdapterWeights {
         });
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let weights = safetensors::serialize(views, Some(metadata))
-            .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;
+            .map_err(|e| Error::Invalid(format!("cannot serialize {WEIGHTS}: {e}")))?;
         Ok([(CONFIG, self.config().into_bytes()), (WEIGHTS, weights)])
     }
 

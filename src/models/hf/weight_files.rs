@@ -78,14 +78,14 @@ impl WeightFiles {
                     let other = shards[other].path.display();
                     return Err(Error::Checkpoint {
                         path: shard.path.clone(),
-                        message: format!("has the tensor {name}, and so has {other}: which of them counts is not said"),
+                        message: format!("has the tensor {name}, which is also in {other}"),
                     });
                 }
             }
         }
         for (tensor, file) in &weight_map {
             if tensors.get(tensor).is_none_or(|place| shards[*place].path != folder.join(file)) {
-                return Err(damaged(format!("says that {tensor} is in {file}, and it is not")));
+                return Err(damaged(format!("lists {tensor} in {file}, which does not have it")));
             }
         }
         Ok(WeightFiles { shards, path: index, tensors })

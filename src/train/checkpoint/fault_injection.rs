@@ -122,7 +122,7 @@ fn a_file_that_is_truncated_or_has_a_flipped_byte_is_named_and_the_checkpoint_be
             let (step, notes) = resumes_from(dir.path());
             assert_eq!(step, 1, "{name:?}");
             let named = notes.contains(&*name.to_string_lossy()) && notes.contains("step-000002");
-            assert!(named && notes.contains("going on from the checkpoint before, of step 1"), "{name:?}: {notes}");
+            assert!(named && notes.contains("resuming from the previous checkpoint, of step 1"), "{name:?}: {notes}");
         }
         fs::remove_file(&path).unwrap();
         let expected = if name == MANIFEST { MANIFEST } else { "cannot read" };

@@ -37,7 +37,7 @@ pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint> {
     {
         let folder = resolve_ref(path.parent().unwrap_or(Path::new("")), name);
         let folder =
-            folder.ok_or_else(|| missing("names no checkpoint that is there; give the run's folder".into()))?;
+            folder.ok_or_else(|| missing("names a checkpoint that does not exist; give the run's folder".into()))?;
         verify_model(&folder)?;
         return Ok(FoundCheckpoint { folder, damaged: Vec::new() });
     }
@@ -99,7 +99,7 @@ pub fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpo
         match read_state(&path) {
             Ok(state) => {
                 if !notes.is_empty() {
-                    notes.push(format!("going on from the checkpoint before, of step {step}"));
+                    notes.push(format!("resuming from the previous checkpoint, of step {step}"));
                 }
                 return Ok(Some(Checkpoint { path, state }));
             }
@@ -138,7 +138,10 @@ pub fn run_config(run: &Path) -> Result<PathBuf> {
     }
     let config = run.join(CONFIG);
     if !config.is_file() {
-        return Err(wrong("is no run's folder (it has no config.toml); give one, as in --resume runs/<name>, or auto"));
+        return Err(wrong(
+            "is not the folder of a run (it has no config.toml); give one, as in --resume runs/<name>, \
+                          or auto",
+        ));
     }
     Ok(config)
 }

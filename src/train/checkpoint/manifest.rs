@@ -44,7 +44,7 @@ impl Manifest {
                 let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| damaged(&path, &e.to_string()))?;
                 // Names, not paths: a foreign manifest must not lead elsewhere.
                 match manifest.files.keys().find(|name| !is_file_name(name)) {
-                    Some(name) => Err(damaged(&path, &format!("{name:?} is no file's name"))),
+                    Some(name) => Err(damaged(&path, &format!("{name:?} is not a file name"))),
                     None => Ok(Some(manifest)),
                 }
             }
@@ -149,7 +149,7 @@ mod tests {
             manifest.add(name, b"first");
             manifest.write(&Files::default(), dir.path()).unwrap();
             let error = Manifest::read(dir.path()).unwrap_err().to_string();
-            assert!(error.contains("manifest.json") && error.contains("no file's name"), "{name}: {error}");
+            assert!(error.contains("manifest.json") && error.contains("not a file name"), "{name}: {error}");
         }
     }
 

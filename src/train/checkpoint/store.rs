@@ -67,7 +67,7 @@ impl Checkpoints {
     }
 
     fn failed(&self, what: &str, advice: &str) -> Error {
-        let message = format!("{what}. {advice}, then go on with `rustyflow train --resume {}`", quoted(&self.run));
+        let message = format!("{what}. {advice}, then resume with `rustyflow train --resume {}`", quoted(&self.run));
         Error::Checkpoint { path: self.run.clone(), message }
     }
 

@@ -21,7 +21,7 @@ impl Writer {
         assert!(self.under_way.is_none(), "one at a time");
         let step = request.snapshot.state.step;
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(move || checkpoints.save(request));
-        let thread = thread.map_err(|e| Error::Invalid(format!("cannot start a thread that saves: {e}")))?;
+        let thread = thread.map_err(|e| Error::Invalid(format!("cannot start the checkpoint thread: {e}")))?;
         self.under_way = Some((step, thread));
         Ok(())
     }

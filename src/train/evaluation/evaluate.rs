@@ -156,8 +156,8 @@ fn rows<'a>(
     if stride != context {
         let kind = model.config().kind.as_str();
         return Err(Error::Invalid(format!(
-            "a model of kind {kind:?} goes on from where it was: it takes no stride of {stride} other than its \
-             {context} tokens"
+            "a model of kind {kind:?} carries its state, so the stride must be its context of {context} tokens, got \
+             {stride}"
         )));
     }
     let text = Continued::new(tokens.clone(), batch_size, context)?;

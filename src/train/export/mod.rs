@@ -76,10 +76,10 @@ pub fn check_output(output: &Path, form: Form, force: bool) -> Result<()> {
     }
     match (form, fs::symlink_metadata(output)) {
         (_, Err(_)) => Ok(()),
-        (_, Ok(_)) if !force => Err(in_the_way("is there already: name another --output, or replace it with --force")),
+        (_, Ok(_)) if !force => Err(in_the_way("exists: name another --output, or replace it with --force")),
         (Form::Gguf(_), Ok(there)) if there.is_dir() => Err(in_the_way("is a folder; --format gguf writes a file")),
         (Form::Safetensors(..), Ok(there)) if !there.is_dir() => {
-            Err(in_the_way("is no folder; --format safetensors writes one"))
+            Err(in_the_way("is not a folder; --format safetensors writes one"))
         }
         (Form::Gguf(_), Ok(_)) => Ok(()),
         // A folder is replaced as a whole, so that no file of a former model is taken for one of this.

@@ -113,7 +113,7 @@ impl RunFolder {
 /// If it is no run's folder, if a process writes into it, or if something of it cannot be removed.
 pub fn remove_run(path: &Path) -> Result<u64> {
     if path.is_symlink() || !is_run(path) {
-        let message = "is no run's folder, which has config.toml and metrics.jsonl: nothing of it is removed".into();
+        let message = "is not the folder of a run, which has config.toml and metrics.jsonl: nothing is removed".into();
         return Err(Error::Checkpoint { path: path.to_path_buf(), message });
     }
     let lock = Lock::take(path)?;
@@ -170,7 +170,7 @@ pub fn newest_unfinished_run(dir: &Path) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.filter(|path| can_be_resumed(path)).max_by_key(|path| changed(path)).ok_or_else(|| Error::Checkpoint {
         path: dir.to_path_buf(),
-        message: "holds no unfinished run; begin one with `rustyflow train`, or name a run with --resume".into(),
+        message: "holds no unfinished run; start one with `rustyflow train`, or name a run with --resume".into(),
     })
 }
 

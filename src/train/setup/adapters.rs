@@ -43,10 +43,9 @@ pub fn count(lora: &Lora, shape: &ModelConfig) -> Result<usize> {
 /// If not, why.
 pub fn check_base(config: &Config, device: &Device) -> Result<()> {
     match (lora(config), device.adapter()) {
-        (Some(Lora { base: DType::F16, .. }), Some(adapter)) if !device.has_f16() => Err(Error::Invalid(format!(
-            "lora.base_dtype is f16, and {} does not store 16-bit floats; use f32",
-            adapter.name
-        ))),
+        (Some(Lora { base: DType::F16, .. }), Some(adapter)) if !device.has_f16() => {
+            Err(Error::Invalid(format!("lora.base_dtype is f16, and {} does not support f16; use f32", adapter.name)))
+        }
         _ => Ok(()),
     }
 }

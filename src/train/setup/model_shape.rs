@@ -141,7 +141,7 @@ mod tests {
             (&["model.rope_scaling=linear"], "model.rope_scaling: model.kind is \"gpt2\""),
             (&["model.kind=llama", "model.head_dim=7"], "model.head_dim: heads of 7 elements"),
             (&["model.kind=llama", "model.n_embd=1040", "model.n_head=8"], "model.n_head: heads of 130 elements"),
-            (&["model.kind=llama", "model.n_kv_head=3"], "make n_kv_head a divisor of n_head"),
+            (&["model.kind=llama", "model.n_kv_head=3"], "n_head must be a multiple of n_kv_head"),
         ] {
             let error = shape(settings).unwrap_err().to_string();
             assert!(error.contains(told), "{error:?} lacks {told:?}");

@@ -62,7 +62,7 @@ impl Opening<'_> {
     /// If no GPU is asked for or it does not open, there is no cache folder, or the driver reported an error.
     pub fn tune(&self, config: &DeviceConfig, effort: &Effort) -> Result<Tuned> {
         let Some(cache) = self.cache else {
-            let message = "there is no folder to keep measurements in: name one in RUSTYFLOW_CACHE_DIR";
+            let message = "there is no cache folder for the measurements: set RUSTYFLOW_CACHE_DIR";
             return Err(invalid(message.into()));
         };
         let index = match single(config)? {
@@ -75,7 +75,7 @@ impl Opening<'_> {
         };
         let choice = self.adapter_choice(config, gpu_number(index)?)?;
         let gpu = Gpu::open(&choice)?;
-        (self.note)(&format!("measuring the matmul kernels of {}", gpu.info().name));
+        (self.note)(&format!("autotuning the GEMMs of {}", gpu.info().name));
         let tuning = autotune(&gpu, cache, effort)?;
         let after = tuned(&gpu, &tuning).expect("every tile that fits was measured");
         let [default, tuned] = [gpu, after].map(|gpu| with_matmul_f32(gpu, config.matmul_f32));
@@ -158,11 +158,11 @@ impl Opening<'_> {
             return Ok(gpu);
         }
         let started = Instant::now();
-        (self.note)(&format!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
+        (self.note)(&format!("autotuning the GEMMs of {}, once: a few seconds", gpu.info().name));
         let gpu = match autotune(&gpu, cache, &Effort::FIRST_START) {
             Ok(tuning) => tuned(&gpu, &tuning).unwrap_or(gpu),
             Err(error) => {
-                (self.note)(&format!("warning: the matmul kernels are not autotuned: {error}"));
+                (self.note)(&format!("warning: the GEMMs are not autotuned: {error}"));
                 // Anew, because what the driver has reported stays with the old one.
                 Gpu::open(choice)?
             }
@@ -274,7 +274,7 @@ fn check_threads(threads: usize) -> Result<()> {
     if threads <= most {
         return Ok(());
     }
-    let why = format!("this machine has {cores} cores, on which more than {most} threads only wait for each other");
+    let why = format!("this machine has {cores} cores, so more than {most} threads are not faster");
     Err(invalid(format!("device.threads is {threads}, and {why}; 0 takes one per core (--threads)")))
 }
 

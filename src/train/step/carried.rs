@@ -25,7 +25,7 @@ fn serialize<'a>(states: impl Iterator<Item = (Vec<usize>, &'a [u8])>) -> Result
         (*name, TensorView::new(Dtype::F32, shape, bytes).expect("a tensor's bytes fit its shape"))
     });
     let file = safetensors::serialize(views, None);
-    file.map_err(|e| Error::Invalid(format!("{CARRIED} cannot be made: {e}")))
+    file.map_err(|e| Error::Invalid(format!("cannot serialize {CARRIED}: {e}")))
 }
 
 /// [`encode`] of the states as they are now, which it waits for.
@@ -42,7 +42,7 @@ pub(in crate::train) fn encode_now(carried: &Cache) -> Result<Vec<u8>> {
 /// # Errors
 /// If one is not of the same model as the first.
 pub(in crate::train) fn join(files: &[Vec<u8>]) -> Result<Vec<u8>> {
-    let wrong = || Error::Communication("a rank sent what is no state of a recurrent model".into());
+    let wrong = || Error::Communication("a rank sent a malformed recurrent state".into());
     let files = files.iter().map(|file| SafeTensors::deserialize(file).map_err(|_| wrong()));
     let files = files.collect::<Result<Vec<_>>>()?;
     let mut joined = Vec::new();

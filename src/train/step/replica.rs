@@ -241,8 +241,8 @@ impl Replica {
         let first = error.to_string();
         let first = first.lines().next().unwrap_or_default();
         self.notes.push(format!(
-            "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens \
-             as before"
+            "{first}: continuing with micro-batches of {rows}, accumulated over {passes} passes; a step has as many \
+             tokens as before"
         ));
         Ok(())
     }

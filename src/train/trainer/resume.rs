@@ -43,8 +43,8 @@ impl Resumed {
                 notes.extend(changes(&before, resolved, path)?);
                 if state.device != device {
                     notes.push(format!(
-                        "the run was computed on {}, it goes on on {}: its numbers may differ in the last digits from \
-                         those of a run on one device",
+                        "the run was computed on {} and continues on {}: its numbers may differ in the last digits \
+                         from those of a run on one device",
                         state.device, device
                     ));
                 }
@@ -53,7 +53,7 @@ impl Resumed {
                     notes.push(format!("the checkpoint is of rustyflow {}, this is {version}", state.version));
                 }
             }
-            None => notes.push(format!("{} has no checkpoint yet: it begins with the first step", path.display())),
+            None => notes.push(format!("{} has no checkpoint yet: it starts with the first step", path.display())),
         }
         let config_text = fs::read_to_string(&config).map_err(|e| Error::io("read", &config, e))?;
         Ok(Resumed { folder, checkpoint, notes, config_text })
@@ -106,7 +106,7 @@ fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<Stri
             place: resolved.origin(first.key).to_string(),
             key: first.key.into(),
             message: format!(
-                "is {}, but {} in {}: it may not change within a run{others}; leave it out, or begin a new run without \
+                "is {}, but {} in {}: it must not change on resume{others}; leave it out, or start a new run without \
                  --resume",
                 first.after,
                 first.before,

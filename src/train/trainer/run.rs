@@ -28,7 +28,7 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
     };
     match (first, reopen, &folder) {
         (Err(error @ Error::DeviceLost(_)), Some(open), Some(folder)) => {
-            on_event(&Event::Note(format!("{error}: opening it again, to go on from the last checkpoint")));
+            on_event(&Event::Note(format!("{error}: reopening it, to resume from the last checkpoint")));
             let (started, device, resume) = (Instant::now(), open()?, Some(&**folder));
             run(resolved, TrainOptions { device, started, resume, on_event, ..options })
         }

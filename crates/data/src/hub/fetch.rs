@@ -134,11 +134,11 @@ impl Selection {
         };
         let chosen: Vec<&RemoteFile> = files.iter().filter(chosen).collect();
         if self.include.is_empty() && weights.is_none() {
-            let message = format!("{model} has no weights that are known here; it has {}", names(files));
+            let message = format!("{model} has no weights in a supported format; it has {}", names(files));
             return Err(Error::Invalid(format!("{message}. --include chooses files by patterns")));
         }
         if chosen.is_empty() {
-            let message = format!("no file of {model} is chosen by --include and --exclude; it has {}", names(files));
+            let message = format!("no file of {model} matches --include and --exclude; it has {}", names(files));
             return Err(Error::Invalid(message));
         }
         Ok(chosen)

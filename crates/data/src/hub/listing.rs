@@ -62,7 +62,7 @@ struct Large {
 /// If there is no such model or revision, it may not be read, or the server cannot be reached.
 pub fn list(endpoint: &str, site: &Site, model: &ModelName, revision: &str) -> Result<Listing> {
     let url = format!("{endpoint}/api/models/{model}/revision/{}?blobs=true", escaped(revision, ""));
-    let advice = "what was fetched before can be used without the server; HF_ENDPOINT names another";
+    let advice = "models fetched before work offline; HF_ENDPOINT sets another server";
     let text = retry(&url, advice, || {
         let mut response = site.get(&url, 0)?;
         if response.status().as_u16() != 200 {
@@ -79,12 +79,12 @@ fn parse(text: &str) -> std::result::Result<Listing, String> {
     let answer: Answer =
         serde_json::from_str(text).map_err(|e| format!("the server's list of files cannot be read: {e}"))?;
     if !is_hash(&answer.sha, 40) {
-        return Err(format!("the server names no commit: {:?}", answer.sha));
+        return Err(format!("the server returned no commit: {:?}", answer.sha));
     }
     let files = answer.siblings.into_iter().map(|sibling| {
         let name = sibling.rfilename;
         if !is_inside(&name) {
-            return Err(format!("the server lists a file {name:?}, which would lie outside of the model's folder"));
+            return Err(format!("the server lists a file {name:?} outside the model's folder"));
         }
         let (size, etag, digits) = match sibling.lfs {
             Some(large) => (Some(large.size), Some(large.sha256), 64),
@@ -92,7 +92,7 @@ fn parse(text: &str) -> std::result::Result<Listing, String> {
         };
         match (size.filter(|size| *size <= MOST_BYTES), etag.filter(|etag| is_hash(etag, digits))) {
             (Some(size_bytes), Some(etag)) => Ok(RemoteFile { name, size_bytes, etag }),
-            _ => Err(format!("the server's list tells no size and hash of {name:?}")),
+            _ => Err(format!("the server's list has no size or hash of {name:?}")),
         }
     });
     Ok(Listing { commit: answer.sha, files: files.collect::<std::result::Result<_, String>>()? })
@@ -121,13 +121,13 @@ mod tests {
     fn a_list_that_leads_elsewhere_is_refused() {
         let file = |name: &str, id: &str| json!([{ "rfilename": name, "size": 3, "blobId": id }]);
         for (sha, siblings, told) in [
-            ("../..", json!([]), "names no commit"),
-            (COMMIT, file("../config.json", COMMIT), "outside of the model's folder"),
-            (COMMIT, file("/etc/passwd", COMMIT), "outside of the model's folder"),
-            (COMMIT, file("a\\..\\b", COMMIT), "outside of the model's folder"),
-            (COMMIT, file("config.json", "../../x"), "no size and hash of \"config.json\""),
-            (COMMIT, json!([{ "rfilename": "a", "size": u64::MAX, "blobId": COMMIT }]), "no size and hash of \"a\""),
-            (COMMIT, json!([{ "rfilename": "config.json" }]), "no size and hash of \"config.json\""),
+            ("../..", json!([]), "returned no commit"),
+            (COMMIT, file("../config.json", COMMIT), "outside the model's folder"),
+            (COMMIT, file("/etc/passwd", COMMIT), "outside the model's folder"),
+            (COMMIT, file("a\\..\\b", COMMIT), "outside the model's folder"),
+            (COMMIT, file("config.json", "../../x"), "no size or hash of \"config.json\""),
+            (COMMIT, json!([{ "rfilename": "a", "size": u64::MAX, "blobId": COMMIT }]), "no size or hash of \"a\""),
+            (COMMIT, json!([{ "rfilename": "config.json" }]), "no size or hash of \"config.json\""),
             (COMMIT, json!(3), "cannot be read"),
         ] {
             let error = parse(&json!({ "sha": sha, "siblings": siblings }).to_string()).unwrap_err();

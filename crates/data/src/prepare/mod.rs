@@ -196,7 +196,7 @@ impl DataSpec<'_> {
     fn open(&self, folder: &Path, tokenizer: Tokenizer, temporary: Option<Arc<TempDir>>) -> Result<Prepared> {
         let meta: Meta = cache::load(&folder.join(META)).ok_or_else(|| Error::Corpus {
             path: folder.join(META),
-            message: "is damaged: remove the folder, and it is made again".to_string(),
+            message: "is damaged; remove the folder to rebuild it".to_string(),
         })?;
         let packing = Packing::or_default(self.packing, meta.has_prompts);
         let map = |name: &str, documents: &str| {
@@ -377,7 +377,7 @@ fn notes(corpus: &Corpus, tokenizer: &Tokenizer, forced: usize) -> Vec<String> {
         notes.push(format!("{alpaca} rows in Alpaca's format (instruction, input, output) were read as {form}"));
     }
     if forced > 0 {
-        notes.push(format!("{forced} stretches of more than 4 MiB without a place to cut were cut within a word"));
+        notes.push(format!("{forced} stretches of more than 4 MiB without a word boundary were cut within a word"));
     }
     notes
 }

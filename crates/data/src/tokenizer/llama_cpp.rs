@@ -81,10 +81,7 @@ impl Tokenizer {
         let mut tokens = self.tokens(rows, model == "llama").map_err(|why| refused(&why))?;
         let before = self.begin_of_text()?;
         if before.len() > 1 {
-            return Err(refused(&format!(
-                "it puts {} tokens before every text, and llama.cpp one at most",
-                before.len()
-            )));
+            return Err(refused(&format!("it adds {} tokens before every text, llama.cpp at most one", before.len())));
         }
         let mut suppressed: Vec<u32> =
             (0..).zip(&tokens).filter(|(_, (_, kind))| *kind == TokenKind::Unused).map(|(id, _)| id).collect();
@@ -139,9 +136,9 @@ impl Tokenizer {
 
     /// llama.cpp's name for how this byte-level BPE cuts and merges.
     pub(super) fn pre_tokenizer(&self) -> std::result::Result<&'static str, String> {
-        let pattern = recognise::pattern(&self.inner).ok_or("its pre-tokenizer has no pattern that is known")?;
-        let name = splitter::llama_cpp_name(&pattern).ok_or("its pre-tokenizer has no pattern that is known")?;
-        let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Err("it is no BPE".into()) };
+        let pattern = recognise::pattern(&self.inner).ok_or("its pre-tokenizer has an unknown pattern")?;
+        let name = splitter::llama_cpp_name(&pattern).ok_or("its pre-tokenizer has an unknown pattern")?;
+        let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Err("it is not BPE".into()) };
         // transformers writes "" where there is none.
         let marks = [&bpe.unk_token, &bpe.continuing_subword_prefix, &bpe.end_of_word_suffix];
         if marks.iter().any(|mark| mark.as_deref().is_some_and(|mark| !mark.is_empty())) {

@@ -159,7 +159,7 @@ impl Tokenizer {
                     return Err(error(
                         "gpt2",
                         format!(
-                            "vocab.json and merges.txt are not in {}: `rustyflow data fetch gpt2` gets them",
+                            "vocab.json and merges.txt are not in {}: `rustyflow data fetch gpt2` downloads them",
                             folder.display()
                         ),
                     ));
@@ -231,7 +231,7 @@ impl Tokenizer {
             }
         }
         let more = there.len() - here.len();
-        (more > 0).then(|| format!("it has {more} tokens that the model's has not"))
+        (more > 0).then(|| format!("it has {more} tokens that the model's lacks"))
     }
 
     /// For each id of `other`, the id of the same text here, if any.

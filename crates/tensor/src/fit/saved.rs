@@ -73,7 +73,11 @@ impl Trainer {
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let [updates, of_optimizer] = saved_numbers(path, &file, UPDATES)?;
         if self.optimizer.averages().is_none() && file.names().iter().any(|name| name.starts_with(TRAINED)) {
-            return Err(wrong("has averages of the weights, and this trainer keeps none: see keep_averages".into()));
+            return Err(wrong(
+                "has averages of the weights, and this trainer keeps none: call keep_averages \
+                              first"
+                    .into(),
+            ));
         }
         let saved = file.names().into_iter().filter_map(|name| name.strip_prefix(COUNT).map(str::to_string));
         let saved =
@@ -121,7 +125,7 @@ fn numbers(name: String, numbers: &[u64]) -> Part {
 fn saved_numbers<const N: usize>(path: &Path, file: &SafeTensors, name: &str) -> Result<[u64; N]> {
     let view = file.tensor(name).ok().filter(|view| view.dtype() == Dtype::U64 && view.shape() == [N]);
     let Some(view) = view else {
-        let message = format!("has no numbers {name}: no training was saved there");
+        let message = format!("has no {name}: it is not a saved training");
         return Err(Error::Checkpoint { path: path.to_path_buf(), message });
     };
     let numbers = view.data().as_chunks().0;

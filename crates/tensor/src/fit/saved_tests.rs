@@ -125,7 +125,7 @@ fn what_is_not_of_this_training_is_refused() {
     of_averaged.save(&mut averaged, dir.path().join("averaged")).unwrap();
     refused(trainer.load(&mut net, dir.path().join("averaged")), "keeps none");
     net.state_dict().unwrap().save(dir.path().join("state")).unwrap();
-    refused(trainer.load(&mut net, dir.path().join("state")), "no training was saved there");
+    refused(trainer.load(&mut net, dir.path().join("state")), "it is not a saved training");
     std::fs::write(&path, b"short").unwrap();
     refused(trainer.load(&mut net, &path), "is damaged");
     refused(trainer.load(&mut net, dir.path().join("none")), "cannot read");

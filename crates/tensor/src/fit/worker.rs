@@ -23,14 +23,14 @@ impl Worker {
         let thread = std::thread::Builder::new()
             .name("batches".into())
             .spawn(move || produce(&plan, todo, every, &sender))
-            .map_err(|error| Error::Invalid(format!("cannot start a thread that makes batches: {error}")))?;
+            .map_err(|error| Error::Invalid(format!("cannot start a loader thread: {error}")))?;
         Ok(Worker { batches: Some(batches), thread: Some(thread) })
     }
 
     /// Waits for its next batch.
     pub fn next_batch(&mut self) -> Result<Batch> {
         let next = self.batches.as_ref().and_then(|batches| batches.recv().ok());
-        next.unwrap_or_else(|| Err(Error::Invalid("the thread that makes batches has ended".into())))
+        next.unwrap_or_else(|| Err(Error::Invalid("the loader thread has ended".into())))
     }
 }
 

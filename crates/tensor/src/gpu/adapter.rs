@@ -104,7 +104,7 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
     // WebGPU has one queue.
     let with_copies = if choice.default_limits { None } else { copy_queues::open(adapter, &descriptor) };
     let with_copies = with_copies.and_then(|opened| {
-        let unopened = |e: &Error| tracing::warn!("{} opens without its queues for copies: {e}", info.name);
+        let unopened = |e: &Error| tracing::warn!("{} is opened without transfer queues: {e}", info.name);
         opened.inspect_err(unopened).ok()
     });
     let (device, queue, copy_queues) = match with_copies {
@@ -197,14 +197,9 @@ fn is_nvidia_model(name: &str, models: &[&str]) -> bool {
 fn choose(infos: &[AdapterInfo], choice: &AdapterChoice) -> Result<usize> {
     let listed = || {
         let names: Vec<String> = infos.iter().map(|i| format!("gpu:{} = {} ({})", i.index, i.name, i.kind)).collect();
-        if names.is_empty() {
-            "this machine shows no adapter".to_string()
-        } else {
-            format!("found {}", names.join(", "))
-        }
+        if names.is_empty() { "this machine has no adapter".to_string() } else { format!("found {}", names.join(", ")) }
     };
-    let allow = "to compute on a software adapter all the same, add --allow-software-gpu; to train on the processor, \
-                 --device cpu is far faster";
+    let allow = "to use a software adapter, add --allow-software-gpu; --device cpu is far faster";
     let info = match choice.index {
         Some(index) => infos.get(index).ok_or_else(|| Error::NoAdapter {
             reason: format!("there is no gpu:{index}; {}", listed()),

@@ -74,7 +74,7 @@ fn read(path: &Path, key: &str) -> Option<Vec<u8>> {
         Ok(bytes) => bytes,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return None,
         Err(error) => {
-            tracing::warn!("cannot read {}: {error}; shaders are compiled anew", path.display());
+            tracing::warn!("cannot read {}: {error}; shaders are compiled again", path.display());
             return None;
         }
     };

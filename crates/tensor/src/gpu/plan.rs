@@ -219,7 +219,7 @@ impl Plan {
                 Operand::Scratch(i) | Operand::ReadScratch(i) => (i, self.scratch.len()),
             };
             if i >= count {
-                let text = format!("{kernel}: its plan binds {operand:?}, and there are {count}");
+                let text = format!("{kernel}: its plan binds {operand:?}, but has only {count}");
                 return Err(crate::Error::Invalid(text));
             }
         }

@@ -30,7 +30,7 @@ impl MultiHeadAttention {
         mut keys: impl FnMut() -> Key,
     ) -> Result<MultiHeadAttention> {
         if n_head == 0 || !width.is_multiple_of(n_head) {
-            return Err(Error::Invalid(format!("attention: {n_head} heads do not divide a width of {width}")));
+            return Err(Error::Invalid(format!("attention: width {width} is not divisible by {n_head} heads")));
         }
         let linear = |outputs: &[usize], weight: Tensor| {
             Linear::of(weight, LinearLayout { outputs_first: true, outputs: outputs.into() }, bias)
@@ -76,7 +76,7 @@ impl MultiHeadAttention {
     ) -> Result<Tensor> {
         let width = self.width();
         if self.in_proj.weight.low_rank.is_some() {
-            return Err(Error::Invalid("attention to another sequence has no adapters".into()));
+            return Err(Error::Invalid("cross-attention does not support LoRA adapters".into()));
         }
         let project = |i: usize, x: &Tensor| -> Result<Tensor> {
             self.expect_sequence(x)?;

@@ -109,7 +109,7 @@ pub fn uniform(shape: impl Into<Shape>, low: f32, high: f32, key: Key) -> Result
 /// fan_in and fan_out of a weight.
 fn fans(shape: &Shape) -> Result<[f32; 2]> {
     let [outputs, inputs, kernel @ ..] = &shape[..] else {
-        let message = format!("the fans of a weight follow from two dimensions or more, and this is {shape}");
+        let message = format!("fan_in and fan_out need at least two dimensions, got {shape}");
         return Err(Error::Invalid(message));
     };
     let kernel: usize = kernel.iter().product();

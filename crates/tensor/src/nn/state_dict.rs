@@ -50,7 +50,7 @@ impl StateDict {
             }
         }
         if !complaints.is_empty() {
-            return Err(Error::Invalid(format!("this state is not the module's: {}", complaints.join("; "))));
+            return Err(Error::Invalid(format!("the state does not match the module: {}", complaints.join("; "))));
         }
         let mut result = Ok(());
         module.visit_parameters("", &mut |name, parameter| {
@@ -122,7 +122,7 @@ impl StateDict {
                     Tensor::from_f32(&values, shape, &Device::Cpu)?
                 }
                 other => {
-                    let message = format!("{name} is of type {other:?}, and only F32, F16 and BF16 are read");
+                    let message = format!("{name} has type {other:?}; expected F32, F16 or BF16");
                     return Err(checkpoint_error(path, message));
                 }
             };
@@ -142,7 +142,15 @@ pub(crate) struct Part {
 
 /// Writes a safetensors file atomically, replacing an existing one.
 pub(crate) fn write(path: &Path, parts: Vec<Part>, metadata: Option<HashMap<String, String>>) -> Result<()> {
-    let damaged = |error: safetensors::SafeTensorError| checkpoint_error(path, format!("cannot be made: {error}"));
+    let damaged = |error: safetensors::SafeTensorError| {
+        checkpoint_error(
+            path,
+            format!(
+                "cannot be serialized: \
+                                                                                        {error}"
+            ),
+        )
+    };
     let views = parts.iter().map(|Part { name, dtype, shape, bytes }| {
         Ok((name, TensorView::new(*dtype, shape.clone(), bytes).map_err(damaged)?))
     });

@@ -36,7 +36,7 @@ where
     let gpus = open_gpus(&mut report);
     let sets = sets.iter().map(|set| moved(set.as_ref(), &Device::Cpu)).collect::<Result<Vec<_>>>()?;
     if sets.is_empty() {
-        report.add("inputs".into(), Some("there is no set of inputs to test it with".into()));
+        report.add("inputs".into(), Some("no input sets to test it with".into()));
     }
     for (i, set) in sets.iter().enumerate() {
         let operands = set.iter().map(|x| x.spec().to_string()).collect::<Vec<_>>().join(", ");

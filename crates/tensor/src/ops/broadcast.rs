@@ -22,7 +22,7 @@ pub(super) fn broadcast_shape<const N: usize>(op: &'static str, shapes: [&Shape;
         for (to, &dim) in to[rank - shape.len()..].iter_mut().zip(shape.iter()).filter(|(_, dim)| **dim != 1) {
             if *to != 1 && *to != dim {
                 let got = shapes.map(|shape| shape.to_string()).join(", ");
-                return Err(shape_error(op, "shapes whose dimensions are equal or 1", got));
+                return Err(shape_error(op, "shapes with equal dimensions or 1", got));
             }
             *to = dim;
         }

@@ -335,7 +335,7 @@ fn pool(
         return Err(shape_error(op, "x (B, C, H, W)", x.shape()));
     };
     let (true, Some(to_h), Some(to_w)) = (height * width > 0, to(0, height), to(1, width)) else {
-        return Err(shape_error(op, format!("an image that the windows fit on, with {options:?}"), x.shape()));
+        return Err(shape_error(op, format!("an image at least as large as the windows, with {options:?}"), x.shape()));
     };
     let pool = Pool { kind, options, planes: batch * channels, from: [height, width], to: [to_h, to_w] };
     Ok(apply(pool, &[x])?.remove(0))

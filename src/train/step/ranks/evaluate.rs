@@ -66,7 +66,7 @@ fn exchange(comm: &Background, own: Losses, stop: &AtomicBool, total: &mut Total
     }
     let all = comm.all_gather(bytes)?;
     for (rank, bytes) in all.iter().enumerate() {
-        let wrong = || Error::Communication(format!("rank {rank} sent what are no losses"));
+        let wrong = || Error::Communication(format!("rank {rank} sent malformed losses"));
         let (_, entries) = bytes.split_first().ok_or_else(wrong)?;
         if !entries.len().is_multiple_of(ENTRY) {
             return Err(wrong());

@@ -65,7 +65,7 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
     let mut updating = Duration::ZERO;
     loop {
         let command = comm.receive()?;
-        let wrong = |e: serde_json::Error| Error::Communication(format!("rank 0 sent what is no command: {e}"));
+        let wrong = |e: serde_json::Error| Error::Communication(format!("rank 0 sent a malformed command: {e}"));
         let next = || comm.broadcast(Vec::new());
         match serde_json::from_slice(&command).map_err(wrong)? {
             Command::Join => outer = join(&mut replica, comm, device_batch, &waited)?,

@@ -61,8 +61,8 @@ struct Job {
 /// 0.
 const ALIGN_EVERY: usize = 50;
 
-const EVENLY_DIVIDED: &str = "the devices differ, and each computes as many sequences of a step as the others: \
-                              train.device_batch = \"auto\" gives each as many as its speed allows";
+const EVENLY_DIVIDED: &str = "the devices differ, but have equal shares of a step: train.device_batch = \"auto\" \
+                              divides it by speed";
 
 impl Leader {
     /// Brings the ranks of a job together, if there are several: the others make their models while this one makes its

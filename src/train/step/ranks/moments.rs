@@ -40,7 +40,7 @@ pub(super) fn receive(comm: &Background, are_parts: bool) -> Result<Vec<(Moment,
     let bytes = comm.gather(Vec::new())?;
     let mut moments = Vec::new();
     for (rank, (headers, bytes)) in headers.iter().zip(&bytes).enumerate().skip(1) {
-        let wrong = || Error::Communication(format!("rank {rank} sent what is no moment of an optimizer"));
+        let wrong = || Error::Communication(format!("rank {rank} sent malformed optimizer moments"));
         let headers: Vec<Header> = serde_json::from_slice(headers).map_err(|_| wrong())?;
         let mut rest = &bytes[..];
         for Header { name, range, bytes } in headers {

@@ -103,7 +103,7 @@ impl DataParallel {
             let all = self.comm.all_gather(bytemuck::cast_slice(&words).into())?;
             let part = |bytes: Memory| match bytemuck::pod_collect_to_vec::<u8, u64>(&bytes)[..] {
                 [start, end] => Ok(start as usize..end as usize),
-                _ => Err(Error::Communication("a rank sent what is no part of the parameters".into())),
+                _ => Err(Error::Communication("a rank sent a malformed part of the parameters".into())),
             };
             self.parts = all.into_iter().map(part).collect::<Result<_>>()?;
         }

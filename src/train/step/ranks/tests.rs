@@ -218,7 +218,7 @@ fn a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped() {
         let resumed = run(&halves, team, true, 0).unwrap();
         assert!(weights(&whole) == weights(&resumed), "{team:?}");
         assert_eq!(whole.losses[10..], resumed.losses, "{team:?}");
-        assert!(resumed.notes.iter().all(|note| !note.contains("goes on on")), "{:?}", resumed.notes);
+        assert!(resumed.notes.iter().all(|note| !note.contains("continues on")), "{:?}", resumed.notes);
     }
 }
 

@@ -118,7 +118,7 @@ impl Writer {
                 shared.write_all();
             });
             started
-                .map_err(|error| Error::Communication(format!("cannot start a thread that writes sums: {error}")))?;
+                .map_err(|error| Error::Communication(format!("cannot start the thread that writes sums: {error}")))?;
         }
         Ok(Writer { comm, wire, jobs })
     }

@@ -93,8 +93,7 @@ impl Data {
             place: resolved.origin(key).to_string(),
             key: key.into(),
             message: format!(
-                "{what} not what the run in {} has learnt from; restore that, or train a new run on from its weights: \
-                 {}",
+                "{what} not what the run in {} was trained on; restore that, or fine-tune its weights in a new run: {}",
                 checkpoint.path.display(),
                 continuation(options.resume, &data.corpus)
             ),

@@ -170,7 +170,7 @@ fn resume(checked: &Checked, resumed: Resumed, process: &mut Process) -> Result<
     folder.write(CONFIG, &config_text)?;
     let shorter = folder.lines().truncate(&state.appended)?;
     notes.extend(shorter.into_iter().map(|(name, missing)| {
-        format!("{name} lacks {missing} bytes that it had at step {}: lines are lost", state.step)
+        format!("{name} is {missing} bytes shorter than at step {}: lines are lost", state.step)
     }));
     if checkpoint.is_some() {
         folder

@@ -69,7 +69,7 @@ impl Kernel for MaskedSoftmax {
         expect_f32(self.name(), inputs)?;
         let scores = &inputs[0].shape;
         if self.mask != MaskKind::None && broadcast_shape(self.name(), [scores, &self.mask_shape])? != *scores {
-            let expected = format!("a mask that is broadcast to {scores}");
+            let expected = format!("a mask that broadcasts to {scores}");
             return Err(shape_error(self.name(), expected, &self.mask_shape));
         }
         Ok(vec![inputs[0].clone()])

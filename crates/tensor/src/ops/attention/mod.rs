@@ -247,7 +247,7 @@ impl Kernel for Attention {
         let packed = self.heads.packed().unwrap_or(0);
         if n_kv_head == 0 || !n_head.is_multiple_of(n_kv_head) || window == Some(0) {
             return Err(Error::Invalid(format!(
-                "attention: n_kv_head must divide n_head, and a window be of one key at least, got {:?}",
+                "attention: n_head must be a multiple of n_kv_head, and the window at least 1, got {:?}",
                 self.heads
             )));
         }

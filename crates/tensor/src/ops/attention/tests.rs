@@ -395,10 +395,10 @@ fn refuses_heads_and_documents_that_do_not_fit() {
     let heads = Heads { n_head: 4, n_kv_head: 2, window: None };
     x.causal_attention(heads, None, None).unwrap();
     for (changed, told) in [
-        (Heads { n_kv_head: 3, ..heads }, "n_kv_head must divide n_head"),
-        (Heads { n_kv_head: 0, ..heads }, "n_kv_head must divide n_head"),
-        (Heads::multi_head(0), "n_kv_head must divide n_head"),
-        (Heads { window: Some(0), ..heads }, "a window be of one key at least"),
+        (Heads { n_kv_head: 3, ..heads }, "n_head must be a multiple of n_kv_head"),
+        (Heads { n_kv_head: 0, ..heads }, "n_head must be a multiple of n_kv_head"),
+        (Heads::multi_head(0), "n_head must be a multiple of n_kv_head"),
+        (Heads { window: Some(0), ..heads }, "the window at least 1"),
         (Heads { n_head: 2, ..heads }, "(2 + 2 * 2) heads"),
     ] {
         let error = x.causal_attention(changed, None, None).unwrap_err().to_string();

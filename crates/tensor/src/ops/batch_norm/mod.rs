@@ -59,7 +59,7 @@ fn planes(op: &'static str, x: &Tensor, parameters: &[&Tensor], groups: Option<u
         return Err(shape_error(op, "x (N, C, ...)", x.shape()));
     };
     if let Some(other) = parameters.iter().find(|parameter| parameter.shape()[..] != [channels]) {
-        return Err(shape_error(op, format!("a tensor of shape ({channels}) for each channel"), other.shape()));
+        return Err(shape_error(op, format!("a tensor of shape ({channels})"), other.shape()));
     }
     let size: usize = rest.iter().product();
     if channels == 0 || size == 0 || groups.is_some_and(|groups| groups == 0 || !channels.is_multiple_of(groups)) {
@@ -121,7 +121,7 @@ impl Tensor {
             Some(momentum) => {
                 let count = planes.batch * planes.size;
                 if count < 2 {
-                    return Err(shape_error(op, "two elements or more of each channel", self.shape()));
+                    return Err(shape_error(op, "at least two elements per channel", self.shape()));
                 }
                 let statistics = moments(planes, self)?;
                 let update = UpdateRunning { channels: planes.channels, momentum, count };

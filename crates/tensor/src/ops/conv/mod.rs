@@ -85,13 +85,13 @@ fn geometry(op: &'static str, image: &Shape, weight: &Shape, options: ConvOption
     let ConvOptions { stride, padding, dilation, groups } = options;
     let divides = groups > 0 && c_in.checked_mul(groups) == Some(channels) && outputs.is_multiple_of(groups);
     if !divides || channels == 0 || outputs == 0 {
-        let expected = format!("channels that {groups} groups divide, C / groups of them in the weight");
+        let expected = format!("channels divisible by {groups} groups, C / groups in the weight");
         return Err(shape_error(op, expected, format!("{image} and {weight}")));
     }
     let [image_size, kernel] = [[height, width], [kh, kw]];
     let size = |dim: usize| positions(image_size[dim], kernel[dim], stride[dim], padding[dim], dilation[dim]);
     let (Some(result_h), Some(result_w)) = (size(0), size(1)) else {
-        let expected = format!("an image that the kernel fits on, with {options:?}");
+        let expected = format!("an image at least as large as the kernel, with {options:?}");
         return Err(shape_error(op, expected, format!("{image} and {weight}")));
     };
     if height == 0 || width == 0 {

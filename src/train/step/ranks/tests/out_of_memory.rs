@@ -119,7 +119,7 @@ impl Setup {
         for fault in faults(&undisturbed) {
             let ranks = all(self.train(Some(fault))).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
             let note = ranks[fault.rank].notes.first().map_or("", |note| note);
-            assert!(note.contains("going on with batches of"), "{fault:?} happens: {note:?}");
+            assert!(note.contains("continuing with micro-batches of"), "{fault:?} happens: {note:?}");
             for (rank, trained) in ranks.iter().enumerate() {
                 let is_same = trained.values == ranks[0].values && trained.losses == ranks[0].losses;
                 assert!(is_same, "{fault:?}: rank {rank} has other weights than rank 0");
