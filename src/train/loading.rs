@@ -1,4 +1,4 @@
-//! A trained model with its tokenizer, from a run's folder, a checkpoint's, or the name of a fetched model.
+//! Loads trained models with their tokenizers, from a run, a checkpoint, or a fetched model.
 
 use super::checkpoint::{FoundCheckpoint, find_checkpoint};
 use super::plan::check_size;
@@ -9,11 +9,11 @@ use crate::models::{self, LanguageModel, hf};
 use crate::{DType, Device, Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The folder of the checkpoint in `path` (itself one, or a run's), or of the model that was fetched by that name.
-/// `note` is told which checkpoints are damaged.
+/// The folder of the checkpoint at `path` (a checkpoint or a run), or of a fetched model of that name. `note` receives
+/// messages about damaged checkpoints.
 ///
 /// # Errors
-/// If there is no such folder, or no checkpoint in it that is as it was written.
+/// If there is no such folder, or no intact checkpoint in it.
 pub fn find_model(path: &Path, note: &dyn Fn(&str)) -> Result<PathBuf> {
     let run = folder_of(path).or_else(|advice| {
         let Some(advice) = advice else { return Ok(path.to_path_buf()) };
@@ -36,8 +36,7 @@ pub fn trained_with(folder: &Path) -> Result<Option<Layers>> {
     path.exists().then(|| Layers::new().file(&path)).transpose()
 }
 
-/// The tokens of a row in the training of the run that left this checkpoint, if it says so: at most the model's
-/// context.
+/// Tokens per training row of this checkpoint's run, if known; at most the model's context.
 ///
 /// # Errors
 /// If its config.toml cannot be read.
@@ -46,7 +45,7 @@ pub fn trained_rows(folder: &Path) -> Result<Option<usize>> {
     Ok(Some(layers.build()?.config.model.block_size))
 }
 
-/// The data of the run that left this checkpoint, if it says so.
+/// The data of this checkpoint's run, if known.
 ///
 /// # Errors
 /// If its config.toml cannot be read.
@@ -55,8 +54,7 @@ pub fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
     Ok(Some(layers.build()?.config.data))
 }
 
-/// What the run that left this checkpoint was to generate and how, if it says so, with what the environment says of
-/// that.
+/// The `[generate]` settings of this checkpoint's run, if known, with those of the environment.
 ///
 /// # Errors
 /// If its config.toml or the environment cannot be read.
@@ -66,11 +64,10 @@ pub fn generates_with(folder: &Path) -> Result<Option<GenerateConfig>> {
     Ok(Some(layers.environment(about_this)?.build()?.config.generate))
 }
 
-/// The model in a checkpoint's folder, on `device`, with the operands of its matmuls of this type, and its text
-/// conventions.
+/// Loads the model of a checkpoint's folder to `device`, with GEMM operands of this type, and its text conventions.
 ///
 /// # Errors
-/// If a file is missing or damaged, the two do not belong together, or the device cannot hold the model.
+/// If a file is missing or damaged, model and tokenizer do not match, or the device runs out of memory.
 pub fn load_model(
     dtype: WeightDtype,
     folder: &Path,
@@ -98,7 +95,7 @@ pub fn load_model(
     Ok((model, text))
 }
 
-/// Moves a model that is only used to a device.
+/// Moves a model to a device for inference.
 ///
 /// # Errors
 /// If the device runs out of memory.
@@ -109,7 +106,7 @@ pub fn move_model(model: &mut dyn LanguageModel, dtype: WeightDtype, device: &De
     }
 }
 
-/// Whether a device gains anything by weights of 16 bits.
+/// Checks that a device supports f16 weights.
 ///
 /// # Errors
 /// If it does not.
@@ -122,8 +119,8 @@ pub fn check_f16_weights(device: &Device) -> Result<()> {
     Err(Error::Invalid(format!("--dtype f16: {why}")))
 }
 
-/// The text that this configuration names, with so much of it for validation, for the model in `folder`. Conversations
-/// are written as that model does, where no other template is named.
+/// Opens the configured text with this validation fraction, for the model in `folder`, whose chat template is the
+/// default.
 ///
 /// # Errors
 /// If there is no such text, or it cannot be read.

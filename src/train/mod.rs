@@ -1,7 +1,6 @@
 //! Trains a model: prepares corpus, tokenizer and parameters, runs the steps, evaluates, saves, and reports.
 //!
-//! The host only records work. The loss of a step is read back if it is logged, and then without waiting: the number
-//! arrives while later steps are computed.
+//! The host only records work. The loss is read back only for logged steps, asynchronously.
 
 mod checkpoint;
 mod evaluation;

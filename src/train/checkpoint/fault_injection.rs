@@ -1,5 +1,4 @@
-//! Lets the system refuse requests, one after the other, and damages files: the checkpoint before is always there and
-//! used.
+//! Fails disk requests one by one and damages files: the previous checkpoint must always exist and be used.
 
 use super::files::{Faults, Files};
 use super::find::newest_good;

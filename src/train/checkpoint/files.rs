@@ -1,5 +1,4 @@
-//! Files that are there whole or not at all, even if the power fails: written under another name, flushed to the disk,
-//! then renamed.
+//! Atomic file writes, safe against power failure: written under a temporary name, flushed to the disk, then renamed.
 
 use crate::{Error, Result};
 use std::fs::{self, File};
@@ -9,7 +8,7 @@ use std::path::Path;
 /// How the names of files begin and end that are about to replace others.
 const UNFINISHED: (&str, &str) = (".replacing-", ".tmp");
 
-/// Makes requests to the operating system, which tests let fail.
+/// File operations, which tests can make fail.
 #[derive(Clone, Default)]
 pub struct Files {
     #[cfg(test)]
@@ -17,7 +16,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Writes a new file and waits until the disk has it.
+    /// Writes a new file and flushes it to the disk.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -27,7 +26,7 @@ impl Files {
         self.attempt("flush", path, || file.sync_all())
     }
 
-    /// Writes a file in place of the one that may be there: readers see the old one or the new one.
+    /// Replaces a file atomically: readers see the old or the new one.
     ///
     /// # Errors
     /// If it cannot be written; the old one is then untouched.
@@ -35,7 +34,7 @@ impl Files {
         self.replace_by(path, |file, _| self.attempt("write", path, || file.write_all(bytes)))
     }
 
-    /// As [`Files::replace`], written by `write`, which gets the file and the name that it has until it is complete.
+    /// [`Files::replace`] with the contents written by `write`, which receives the file and its temporary name.
     ///
     /// # Errors
     /// If it cannot be created or `write` fails; the old one is then untouched.
@@ -55,7 +54,7 @@ impl Files {
         Ok(result)
     }
 
-    /// Removes what a killed process left of files that it was replacing in a folder.
+    /// Removes temporary files of a killed process from a folder.
     ///
     /// # Errors
     /// If one cannot be removed.
@@ -70,10 +69,10 @@ impl Files {
         Ok(())
     }
 
-    /// Removes a file that may be there.
+    /// Removes a file, if it exists.
     ///
     /// # Errors
-    /// If it is there and cannot be removed.
+    /// If it exists and cannot be removed.
     pub fn remove(&self, path: &Path) -> Result<()> {
         match self.attempt("remove", path, || fs::remove_file(path)) {
             Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -81,7 +80,7 @@ impl Files {
         }
     }
 
-    /// Creates a folder, and those above it, that may be there.
+    /// Creates a folder and its parents, if they do not exist.
     ///
     /// # Errors
     /// If it cannot be created.
@@ -89,15 +88,15 @@ impl Files {
         self.attempt("create", path, || fs::create_dir_all(path))
     }
 
-    /// Removes a folder with all that is in it.
+    /// Removes a folder with its contents.
     ///
     /// # Errors
-    /// If something of it cannot be removed.
+    /// If a part of it cannot be removed.
     pub fn remove_folder(&self, path: &Path) -> Result<()> {
         self.attempt("remove", path, || fs::remove_dir_all(path))
     }
 
-    /// Renames a file or folder and waits until the disk knows its new name.
+    /// Renames a file or folder and flushes the new name to the disk.
     ///
     /// # Errors
     /// If it cannot be renamed.
@@ -106,7 +105,7 @@ impl Files {
         self.sync_folder(to.parent().unwrap_or(Path::new(".")))
     }
 
-    /// Waits until the disk has the names in a folder. Windows knows no such request, and keeps names with their files.
+    /// Flushes a folder's entries to the disk. Windows has no such request, and stores names with their files.
     ///
     /// # Errors
     /// If the folder cannot be read.
@@ -119,7 +118,7 @@ impl Files {
         Ok(())
     }
 
-    /// Makes one request; its error names the file and what was being done.
+    /// Makes one request; its error names the file and the action.
     fn attempt<T>(&self, action: &'static str, path: &Path, request: impl FnOnce() -> std::io::Result<T>) -> Result<T> {
         #[cfg(test)]
         let request = || self.faults.may_fail().and_then(|()| request());
@@ -127,14 +126,14 @@ impl Files {
     }
 }
 
-/// Counts down to the request that fails, if one is to fail. Clones share the count.
+/// Counts down to the request that fails, if any. Clones share the count.
 #[cfg(test)]
 #[derive(Clone, Default)]
 pub struct Faults(std::sync::Arc<std::sync::Mutex<Option<usize>>>);
 
 #[cfg(test)]
 impl Faults {
-    /// The n-th request from now on fails, and every later one.
+    /// Makes the n-th request and all later ones fail.
     pub fn from_request(n: usize) -> Faults {
         Faults(std::sync::Arc::new(std::sync::Mutex::new(Some(n))))
     }
@@ -144,7 +143,7 @@ impl Faults {
         *self.0.lock().unwrap() == Some(0)
     }
 
-    /// The error of a full disk, if this request is to fail.
+    /// Returns the error of a full disk if this request fails.
     pub fn may_fail(&self) -> std::io::Result<()> {
         match &mut *self.0.lock().unwrap() {
             Some(left @ (0 | 1)) => {

@@ -1,4 +1,4 @@
-//! Finds the checkpoint that a path means, and the one that a run resumes from.
+//! Finds the checkpoint of a path, and the one from which a run resumes.
 
 use super::layout::{ADAPTER_CONFIG, ADAPTERS, CONFIG, MANIFEST, MODEL, STATE, TOKENIZER, checkpoints, resolve_ref};
 use super::manifest::Manifest;
@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 
 /// The files that using a model takes.
 const MODEL_FILES: [&str; 3] = ["config.json", MODEL, TOKENIZER];
-/// Those of adapters, whose model has a folder of its own.
+/// Files of an adapter, whose base model is in another folder.
 const ADAPTER_FILES: [&str; 3] = [ADAPTER_CONFIG, ADAPTERS, TOKENIZER];
 
 /// A folder with a model.
 #[derive(Debug)]
 pub struct FoundCheckpoint {
     pub folder: PathBuf,
-    /// What is wrong with the checkpoints that come before it in the order of preference.
+    /// Errors of the damaged checkpoints with higher preference.
     pub damaged: Vec<Error>,
 }
 
-/// The folder with `model.safetensors` that `path` means: itself; of a run its best checkpoint, or else the last, or
-/// else the newest that is not damaged; or the one that `best` or `last` in a run's folder names.
+/// The model folder of `path`: the path itself; for a run its best checkpoint, else the last, else the newest intact
+/// one; for `best` or `last` in a run's folder, the checkpoint named there.
 ///
 /// # Errors
-/// If there is no model, or none that is not damaged.
+/// If there is no model, or all are damaged.
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint> {
     let missing = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
     // One of Hugging Face's may be in parts, or in a form that loading it refuses.
@@ -85,14 +85,14 @@ fn verify_model(folder: &Path) -> Result<()> {
     }
 }
 
-/// A checkpoint, every file of which is as it was written.
+/// An intact checkpoint: all files match their hashes.
 pub struct Checkpoint {
     pub path: PathBuf,
     pub state: TrainerState,
 }
 
-/// The newest checkpoint of a run that is not damaged; `None` if the run has none at all. `notes` gets a message for
-/// each damaged one.
+/// The newest intact checkpoint of a run; `None` if the run has no checkpoints. `notes` receives a message for each
+/// damaged one.
 pub fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
     let mut first_error = None;
     for (step, path) in checkpoints(run).into_iter().rev() {
@@ -130,7 +130,7 @@ fn read_state(folder: &Path) -> Result<TrainerState> {
 /// The configuration file in a run's folder.
 ///
 /// # Errors
-/// If `run` is no run's folder.
+/// If `run` is not the folder of a run.
 pub fn run_config(run: &Path) -> Result<PathBuf> {
     let wrong = |message: &str| Error::Checkpoint { path: run.to_path_buf(), message: message.into() };
     if run.join(STATE).exists() {

@@ -5,22 +5,22 @@ use std::path::{Path, PathBuf};
 
 pub const METRICS: &str = "metrics.jsonl";
 pub const CSV: &str = "metrics.csv";
-/// What the model wrote after each evaluation.
+/// Samples after each evaluation.
 pub const SAMPLES: &str = "samples.jsonl";
 /// The configuration, of a run and of a checkpoint.
 pub const CONFIG: &str = "config.toml";
 pub const TOKENIZER: &str = "tokenizer.json";
-/// How conversations are written.
+/// The chat template.
 pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
-/// How transformers samples from the model.
+/// transformers' sampling settings.
 pub const GENERATION: &str = "generation_config.json";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
-/// What a recurrent model knows of the text so far.
+/// The states of a recurrent model.
 pub const CARRIED: &str = "recurrent_state.safetensors";
 pub const STATE: &str = "trainer_state.json";
 pub const MANIFEST: &str = "manifest.json";
 pub const MODEL: &str = "model.safetensors";
-/// Of a run that trains adapters, what is there instead of the model, and in which form.
+/// LoRA adapters in PEFT's format, instead of the model.
 pub const ADAPTERS: &str = "adapter_model.safetensors";
 pub(super) const ADAPTER_CONFIG: &str = "adapter_config.json";
 

@@ -22,7 +22,7 @@ struct Entry {
 }
 
 impl Manifest {
-    /// Notes a file that is to be in the checkpoint.
+    /// Adds a file of the checkpoint.
     pub(super) fn add(&mut self, name: &str, bytes: &[u8]) {
         let entry = Entry { size_bytes: bytes.len() as u64, sha256: sha256(&[bytes]) };
         self.files.insert(name.to_string(), entry);

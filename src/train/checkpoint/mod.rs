@@ -1,7 +1,6 @@
-//! The checkpoints of a run: what is in one, how it is written whole or not at all, which of them stay, and how one is
-//! found.
+//! The checkpoints of a run: contents, atomic writing, retention, and lookup.
 //!
-//! A checkpoint is a folder that is complete as soon as it has its name, with a manifest by which damage is detected:
+//! A checkpoint is a folder that is renamed once it is complete, with a manifest to detect damage:
 //!
 //! ```text
 //! step-000500/

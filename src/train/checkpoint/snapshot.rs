@@ -1,4 +1,4 @@
-//! Everything that a checkpoint holds, and how it becomes a folder.
+//! The contents of a checkpoint, and writing them to a folder.
 
 use super::files::Files;
 use super::layout::{CARRIED, CONFIG, OPTIMIZER, STATE, checkpoints_folder};
@@ -10,11 +10,11 @@ use crate::optim::Moments;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Everything that a checkpoint holds, off the device: it is written on another thread while training goes on.
+/// The contents of a checkpoint on the host, written on another thread while training continues.
 pub struct Snapshot {
     pub weights: Weights,
     pub moments: Moments,
-    /// The contents of `recurrent_state.safetensors`, of a recurrent model.
+    /// The contents of `recurrent_state.safetensors`, for recurrent models.
     pub carried: Option<Vec<u8>>,
     /// The names and texts of the tokenizer's files, and of others that transformers reads.
     pub pretrained: Vec<(&'static str, String)>,
@@ -63,10 +63,10 @@ impl Snapshot {
     }
 }
 
-/// Gives a complete folder its name, in place of one that may be there.
+/// Renames a complete folder to its final name, replacing an existing one.
 ///
 /// # Errors
-/// If a name cannot be changed.
+/// If a folder cannot be renamed.
 pub fn put_in_place(files: &Files, unfinished: &Path, target: &Path) -> Result<()> {
     if !target.exists() {
         return files.rename(unfinished, target);
@@ -78,10 +78,10 @@ pub fn put_in_place(files: &Files, unfinished: &Path, target: &Path) -> Result<(
     files.remove_folder(&replaced)
 }
 
-/// Puts in order what a process left behind in a run that was killed while it wrote there.
+/// Completes or removes the unfinished folders of a killed process in a run.
 ///
 /// # Errors
-/// If a name cannot be changed.
+/// If a folder cannot be renamed.
 pub fn recover(files: &Files, run: &Path) -> Result<()> {
     files.remove_unfinished(run)?;
     let folder = &checkpoints_folder(run);

@@ -1,4 +1,4 @@
-//! `trainer_state.json` of a checkpoint: all that a run must know to go on, besides weights, moments and configuration.
+//! `trainer_state.json` of a checkpoint: the state for resuming, besides weights, moments and configuration.
 
 use crate::config::TrainConfig;
 use crate::data::Position;
@@ -6,28 +6,27 @@ use crate::train::evaluation::evaluate::Evaluation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Where a run stands.
+/// State of a run.
 ///
-/// There is no state of a random number generator: dropout's masks follow from the seed and the number of the pass, the
-/// batches from the seed and the loader's position, and the learning rate from the step, but for what `plateau` and the
-/// guard multiply it by.
+/// There is no state of a random number generator: dropout masks depend on the seed and the pass, batches on the seed
+/// and the loader's position, and the learning rate on the step and the factors of `plateau` and the guard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
-    /// The rustyflow that saved it.
+    /// Version of rustyflow that saved it.
     pub version: String,
-    /// What it computed on, all of it: the same bits are promised on the same devices only.
+    /// All devices of the run: bit-identical resuming requires the same devices.
     pub device: String,
     pub data: DataHash,
     /// Updates done.
     pub step: usize,
-    /// Updates that the run is to have.
+    /// Total updates of the run.
     pub total_steps: usize,
-    /// Tokens learned from: targets, without prompts and padding. `None` of a checkpoint of an earlier version.
+    /// Tokens trained on: targets, without prompts and padding. `None` in a checkpoint of an earlier version.
     #[serde(default)]
     pub tokens: Option<u64>,
-    /// Where the loader stands.
+    /// Position of the loader.
     pub position: Position,
-    /// Of the last logged step.
+    /// Training loss of the last logged step.
     pub train_loss: Option<f64>,
     pub evaluated: Option<Evaluated>,
     pub best: Option<Best>,
@@ -35,18 +34,18 @@ pub struct TrainerState {
     pub guard: GuardState,
     #[serde(default)]
     pub plateau: Plateau,
-    /// Bytes of the run's files that grow by lines, by name: what lies beyond was written after this moment.
+    /// Lengths of the run's line files, bytes by name; later lines were written after this checkpoint.
     pub appended: BTreeMap<String, u64>,
 }
 
-/// What the guard knows.
+/// State of the guard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GuardState {
-    /// How often the run went back to a checkpoint.
+    /// Number of rollbacks.
     pub rollbacks: usize,
-    /// What the schedule's learning rate is multiplied by.
+    /// Factor of the schedule's learning rate.
     pub learning_rate_factor: f64,
-    /// The last logged losses, oldest first, if spikes are looked for.
+    /// The last logged losses, oldest first, for spike detection.
     pub losses: Vec<f64>,
     /// Evaluations since the best.
     pub stale_evaluations: usize,
@@ -58,12 +57,12 @@ impl Default for GuardState {
     }
 }
 
-/// What `train.schedule = "plateau"` has come to.
+/// State of `train.schedule = "plateau"`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Plateau {
-    /// What the peak of the learning rate is multiplied by.
+    /// Factor of the peak learning rate.
     pub factor: f64,
-    /// Evaluations since the best, or since the learning rate fell.
+    /// Evaluations since the best one or the last reduction of the learning rate.
     pub stale_evaluations: usize,
 }
 
@@ -98,17 +97,17 @@ pub struct Best {
     pub loss: f64,
 }
 
-/// What was learnt from.
+/// Hashes of the training data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataHash {
-    /// Of its documents, and of how they are split.
+    /// Hash of the documents and their split.
     pub text_sha256: String,
-    /// Of the token files of both splits.
+    /// Hash of the token files of both splits.
     pub tokens_sha256: String,
 }
 
 impl TrainerState {
-    /// The same without what only comes to be known later: two states of one moment are equal.
+    /// The state without values that are known only later, so that two states of the same moment are equal.
     pub(in crate::train) fn comparable(&self) -> TrainerState {
         let guard = GuardState { losses: Vec::new(), ..self.guard.clone() };
         TrainerState { train_loss: None, appended: BTreeMap::new(), guard, ..self.clone() }

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The checkpoints of a run that is being written. Another thread may write them than the one that trains.
+/// The checkpoints of a running training. The writing thread may differ from the training thread.
 #[derive(Clone)]
 pub struct Checkpoints {
     /// The run's folder.
@@ -16,14 +16,14 @@ pub struct Checkpoints {
     files: Files,
 }
 
-/// A checkpoint to be written.
+/// A checkpoint to write.
 pub struct Request {
     pub snapshot: Snapshot,
-    /// The files that grow by lines: the disk must have the lines that the snapshot counts.
+    /// The line files, whose lines up to the snapshot must be flushed.
     pub appended: Vec<(PathBuf, fs::File)>,
     /// Whether it becomes the `best`.
     pub best: bool,
-    /// How many of the newest stay.
+    /// Number of newest checkpoints to keep.
     pub keep_last: usize,
 }
 
@@ -32,12 +32,11 @@ impl Checkpoints {
         Checkpoints { run: run.to_path_buf(), files }
     }
 
-    /// Writes `checkpoints/step-N` and makes it the `last`, and the `best` if requested. Of the others only `best` and
-    /// the newest `keep_last` stay.
+    /// Writes `checkpoints/step-N` and makes it the `last`, and the `best` if requested. Keeps only `best` and the
+    /// newest `keep_last`.
     ///
     /// # Errors
-    /// If a file cannot be written, with the checkpoints from before as they were; or if one that is not to stay cannot
-    /// be removed.
+    /// If a file cannot be written (previous checkpoints are unchanged), or an old checkpoint cannot be removed.
     pub fn save(&self, request: Request) -> Result<PathBuf> {
         let Request { snapshot, appended, best, keep_last } = request;
         let step = snapshot.state.step;
@@ -71,7 +70,7 @@ impl Checkpoints {
         Error::Checkpoint { path: self.run.clone(), message }
     }
 
-    /// Goes back to the checkpoint of a step: it becomes the `last`, and the `best` is the one that was the best then.
+    /// Rolls back to the checkpoint of a step, which becomes `last`; `best` is the best checkpoint at that step.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -88,8 +87,8 @@ impl Checkpoints {
         self.files.replace(&self.run.join(name), format!("{}\n", checkpoint_name(step)).as_bytes())
     }
 
-    /// Removes what is older than the newest `keep_last` up to `step`, other than `best`; and what is newer than
-    /// `step`, which is left from before the run went back to an older checkpoint.
+    /// Removes checkpoints older than the newest `keep_last` up to `step`, except `best`, and those newer than `step`,
+    /// which remain from before a rollback.
     fn prune(&self, step: usize, keep_last: usize) -> Result<()> {
         let best = resolve_ref(&self.run, "best");
         let (newer, old): (Vec<_>, Vec<_>) = checkpoints(&self.run).into_iter().partition(|(at, _)| *at > step);

@@ -1,22 +1,22 @@
-//! Writes checkpoints on a thread of its own, so that training does not wait for the disk: hashing, writing, flushing,
-//! renaming and removing old ones happen there. One at a time.
+//! Writes checkpoints on a separate thread, one at a time, so that training does not wait for the disk: it hashes,
+//! writes, flushes, renames and removes old ones.
 
 use super::store::{Checkpoints, Request};
 use crate::{Error, Result};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
-/// At most one checkpoint on its way to the disk. Dropped, it waits for that.
+/// At most one checkpoint being written. Dropping it waits for that.
 #[derive(Default)]
 pub struct Writer {
     under_way: Option<(usize, JoinHandle<Result<PathBuf>>)>,
 }
 
 impl Writer {
-    /// Begins to write a checkpoint; the one before must have been taken.
+    /// Starts writing a checkpoint; the result of the previous one must have been taken.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the thread cannot be started.
     pub fn begin(&mut self, checkpoints: Checkpoints, request: Request) -> Result<()> {
         assert!(self.under_way.is_none(), "one at a time");
         let step = request.snapshot.state.step;
@@ -31,7 +31,7 @@ impl Writer {
         self.under_way.as_ref().is_some_and(|(_, thread)| !thread.is_finished())
     }
 
-    /// Step and folder of the checkpoint that was written, once; `None` while it is under way, unless `wait` is set.
+    /// Step and folder of a written checkpoint, once; `None` while it is being written, unless `wait` is set.
     ///
     /// # Errors
     /// If it could not be written.

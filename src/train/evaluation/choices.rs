@@ -1,7 +1,7 @@
-//! Accuracy on multiple choice: the model's answer is the choice that is likeliest after the question.
+//! Multiple-choice accuracy: the model's answer is the most likely choice after the question.
 //!
-//! As in lm-evaluation-harness: the log-likelihood of a choice is the sum over its tokens, and `acc_norm` takes it per
-//! byte, so that a choice is not the less likely for being long.
+//! As in lm-evaluation-harness: the log-likelihood of a choice is the sum over its tokens, and `acc_norm` normalizes it
+//! by bytes, so that long choices are not penalized.
 
 use super::prompt::prompt_ids;
 use crate::data::{Question, Tokenizer};
@@ -12,41 +12,41 @@ use crate::tensor::no_grad;
 use crate::{DType, Error, Result, Tensor};
 use serde::Serialize;
 
-/// How well a model answers.
+/// Results of multiple-choice questions.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ChoiceEvaluation {
     pub questions: usize,
-    /// What guessing comes to.
+    /// Accuracy of guessing.
     pub chance: f64,
-    /// Questions whose right choice is the likeliest.
+    /// Questions whose correct choice is the most likely.
     pub correct: usize,
     pub accuracy: f64,
-    /// Standard error of the mean; none of a single question.
+    /// Standard error of the mean; `None` for a single question.
     pub accuracy_stderr: Option<f64>,
-    /// The same by the likelihood per byte of the choice.
+    /// Correct answers by likelihood per byte.
     pub correct_norm: usize,
     pub accuracy_norm: f64,
     pub accuracy_norm_stderr: Option<f64>,
-    /// The mean over questions of the right choice's negative log-likelihood, nats.
+    /// Mean negative log-likelihood of the correct choice, nats.
     pub answer_loss: f64,
-    /// Choices before which a part of the question was left out, because the context is too short.
+    /// Choices whose question was truncated to the context.
     pub truncated: usize,
 }
 
-/// A text whose last tokens are to be predicted.
+/// A text whose last tokens are scored.
 #[derive(Debug, PartialEq)]
 struct Row {
     /// At most one more than the context.
     ids: Vec<u32>,
-    /// The first that is predicted, at least 1.
+    /// Index of the first scored token, at least 1.
     start: usize,
     truncated: bool,
 }
 
-/// Answers every question, `batch_size` choices at once, with a context of so many tokens.
+/// Answers all questions, `batch_size` choices at once, with a context of `context` tokens.
 ///
 /// # Errors
-/// If a text cannot be tokenized, a choice does not fit the context, or the answer is none of them: in which line. If
+/// If a text cannot be tokenized, a choice exceeds the context, or the answer is not a choice (with the line); if
 /// `batch_size` is 0, or the device reported an error.
 pub fn evaluate_choices(
     model: &dyn LanguageModel,
@@ -85,8 +85,8 @@ pub fn evaluate_choices(
     })
 }
 
-/// The tokens of a question and a choice. Between them stands a space, unless there is white space already; it belongs
-/// to the choice, as GPT-2's tokens have it.
+/// Tokenizes a question and a choice, separated by a space unless there is white space; the space belongs to the
+/// choice, as in GPT-2's tokens.
 fn row(tokenizer: &Tokenizer, question: &str, choice: &str, context: usize) -> Result<Row> {
     let is_apart = question.ends_with(char::is_whitespace) || choice.starts_with(char::is_whitespace);
     let space = if is_apart || question.is_empty() { "" } else { " " };
@@ -113,7 +113,7 @@ fn row(tokenizer: &Tokenizer, question: &str, choice: &str, context: usize) -> R
     Ok(Row { ids, start: start - beyond, truncated: beyond > 0 })
 }
 
-/// The log-likelihood of what is predicted of each row.
+/// The log-likelihood of each row's scored tokens.
 fn log_likelihoods(model: &dyn LanguageModel, rows: &[&Row]) -> Result<Vec<f64>> {
     let device = model.device();
     let (b, t) = (rows.len(), rows.iter().map(|row| row.ids.len() - 1).max().unwrap_or(0));

@@ -1,5 +1,5 @@
-//! Finds the first kernel of a pass, in the order of computation, whose output is not finite, and the layer it belongs
-//! to. Every output is read back, which is slow: this is for runs that have diverged.
+//! Finds the first kernel of a pass with a non-finite output, and its layer. Reads back every output, which is slow;
+//! used for diverged runs.
 
 use crate::optim::ParameterArena;
 use crate::tensor::{DType, with_hook};
@@ -8,8 +8,8 @@ use crate::{Result, Tensor};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Runs a pass and describes the first thing in it that is not finite: a weight, the output of an op, or a gradient.
-/// `None` if all is finite. The pass calls the function it is given before it runs backward.
+/// Runs a pass and describes its first non-finite weight, op output or gradient; `None` if all are finite. The pass
+/// calls its argument before backward.
 ///
 /// # Errors
 /// Those of the pass.

@@ -9,49 +9,49 @@ use crate::{Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// How well a model predicts a text.
+/// Evaluation of a model on a text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean cross-entropy per token, nats.
     pub loss: f64,
     /// e^loss: per token of this model's tokenizer.
     pub perplexity: f64,
-    /// The loss in bits per byte that can be decoded, which does not depend on a tokenizer that keeps all of the text.
+    /// Loss in bits per decodable byte, which is comparable between lossless tokenizers.
     pub bits_per_byte: f64,
-    /// Whether the tokens keep all of the text; if not, models with other tokenizers had more to predict.
+    /// Whether decoding restores the text exactly; if not, models with other tokenizers had more to predict.
     #[serde(default = "yes")]
     pub lossless: bool,
-    /// Tokens that stand for what the vocabulary lacks, as a share of all.
+    /// Fraction of unknown tokens.
     #[serde(default)]
     pub unknown_share: f64,
     /// Tokens predicted.
     pub tokens: usize,
-    /// Tokens the model looks at, at most.
+    /// Context length, tokens.
     pub context: usize,
-    /// Tokens from the start of one window to the next; below `context`, every token but the first sees at least
-    /// `context - stride` before it.
+    /// Tokens between starts of windows; below `context`, every target has at least `context - stride` tokens of
+    /// context.
     pub stride: usize,
 }
 
-/// Of evaluations from before this was told.
+/// Default for evaluations of earlier versions.
 fn yes() -> bool {
     true
 }
 
-/// How a text is cut into windows.
+/// Windows of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Windows {
     pub context: usize,
     pub stride: usize,
     /// Windows computed at once.
     pub batch_size: usize,
-    /// At most so many batches; 0 takes the whole text.
+    /// Most batches; 0 for the whole text.
     pub max_batches: usize,
 }
 
-/// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted once, or of
-/// documents that have prompts every token of an answer. A recurrent model reads `batch_size` pieces of the text side
-/// by side, each from its beginning to its end. `None` if `stop` was set before the end.
+/// Evaluates `model` on `tokens`, with the given coverage of their text. Every token but the first is a target once;
+/// with prompts, every token of an answer. A recurrent model reads `batch_size` pieces of the text in parallel, each
+/// from start to end. `None` if `stop` was set before the end.
 ///
 /// # Errors
 /// If there are fewer than two tokens or no windows, those of a recurrent model overlap, or the device reported an
@@ -112,7 +112,7 @@ pub(in crate::train) fn loss(
     Ok((loss, count))
 }
 
-/// What the losses of an evaluation add up to.
+/// Sums of an evaluation.
 #[derive(Default)]
 pub(in crate::train) struct Total {
     loss: f64,
@@ -120,13 +120,13 @@ pub(in crate::train) struct Total {
 }
 
 impl Total {
-    /// Adds the mean loss of so many predicted tokens.
+    /// Adds the mean loss of `count` targets.
     pub fn add(&mut self, loss: f32, count: usize) {
         self.loss += f64::from(loss) * count as f64;
         self.predicted += count;
     }
 
-    /// Of windows of these tokens.
+    /// The evaluation from these sums.
     pub fn evaluation(&self, tokens: &Tokens, coverage: &Coverage, windows: Windows) -> Evaluation {
         let loss = self.loss / self.predicted.max(1) as f64;
         // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.

@@ -1,4 +1,4 @@
-//! How well a model predicts text: losses, answers among choices, and the first op that is not finite.
+//! Evaluation of models: loss, multiple choice, and the first non-finite op.
 
 pub(super) mod choices;
 pub(super) mod diagnosis;

@@ -1,23 +1,23 @@
-//! What generation starts from.
+//! Prompts of generation.
 
 use crate::Result;
 use crate::data::Tokenizer;
 use crate::generate::check_prompt;
 use crate::models::ModelConfig;
 
-/// A text to continue.
+/// A tokenized prompt.
 pub struct Prompt {
     /// All of its tokens.
     pub whole: Vec<u32>,
-    /// How many of them are no text: what stands before every text, and of an empty prompt all.
+    /// Number of leading tokens that are not text: the beginning-of-text tokens; all for an empty prompt.
     pub hidden: usize,
-    /// What the model sees of it: as many of the last as its context holds.
+    /// The last tokens, as many as the context holds.
     pub ids: Vec<u32>,
 }
 
 impl Prompt {
     /// # Errors
-    /// If the prompt has characters that the tokenizer does not know, or the model cannot continue it.
+    /// If the prompt has unknown characters, or the model cannot continue it.
     pub fn new(text: &str, tokenizer: &Tokenizer, shape: &ModelConfig) -> Result<Prompt> {
         let whole = prompt_ids(tokenizer, text)?;
         let ids = whole[whole.len().saturating_sub(shape.block_size)..].to_vec();
@@ -26,17 +26,17 @@ impl Prompt {
         Ok(Prompt { whole, hidden, ids })
     }
 
-    /// The tokens that the text begins with.
+    /// The tokens that are displayed.
     pub fn shown(&self) -> &[u32] {
         &self.whole[self.hidden..]
     }
 }
 
-/// The tokens of a prompt, after those that the tokenizer puts before every text. An empty one means these alone, or
-/// else the start of a line, or the tokenizer's first token if it has no line breaks.
+/// The tokens of a prompt, after the tokenizer's beginning-of-text tokens. An empty prompt is these alone, or a line
+/// break, or the tokenizer's first token if it has no line break.
 ///
 /// # Errors
-/// If the prompt has characters that the tokenizer does not know.
+/// If the prompt has unknown characters.
 pub fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
     let first = tokenizer.begin_of_text()?;
     if !prompt.is_empty() || !first.is_empty() {

@@ -1,4 +1,4 @@
-//! Compares what was exported with the model that it came from.
+//! Compares an export with its model.
 
 use crate::data::{IGNORE_INDEX, Row, Tokens, eval_windows};
 use crate::models::LanguageModel;
@@ -13,17 +13,17 @@ const CONTEXT: usize = 256;
 /// be added up in another order.
 const EXACT: f32 = 1e-4;
 
-/// Two models on the same text.
+/// Comparison of two models on the same text.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
     /// Tokens predicted.
     pub tokens: usize,
-    /// Mean cross-entropy of the model, nats per token, and of what was exported.
+    /// Mean cross-entropy of the model, nats per token, and of the export.
     pub loss_before: f64,
     pub loss_after: f64,
-    /// Between logits of the same token.
+    /// Largest difference between logits of the same token.
     pub largest_difference: f32,
-    /// The share of positions at which the same token is the likeliest.
+    /// Fraction of positions with the same most likely token.
     pub same_top_token: f64,
 }
 
@@ -45,8 +45,7 @@ fn cross_entropy(row: &[f32], target: u32) -> f64 {
     max + sum.ln() - f64::from(row[target as usize])
 }
 
-/// Compares two models on `tokens`, in the rows of the vocabulary that both have: `after` may have more, which are
-/// never drawn.
+/// Compares two models on `tokens`, in their common vocabulary rows: `after` may have more, which are never sampled.
 ///
 /// # Errors
 /// If a logit is not finite, or `is_exact` and logits differ; or the device reported an error.

@@ -1,5 +1,5 @@
-//! Hands a trained model on: as a GGUF file for llama.cpp, or as a folder of safetensors for transformers. What was
-//! written is read back and compared with the model before it gets its name.
+//! Exports a trained model: as a GGUF file for llama.cpp, or as a folder of safetensors for transformers. The output is
+//! read back and compared with the model before it is renamed to its final name.
 
 mod check;
 mod gguf;
@@ -31,43 +31,43 @@ const BESIDE_WEIGHTS: [&str; 10] = [
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// What is exported, and how.
+/// Export options.
 pub struct ExportOptions<'a> {
     /// The folder of its tokenizer.
     pub source: &'a Path,
     pub output: &'a Path,
     pub form: Form,
-    /// Whether what is there may be replaced.
+    /// Whether existing output may be replaced.
     pub force: bool,
-    /// Where both models are compared.
+    /// Device of the comparison.
     pub device: Device,
 }
 
-/// What is written.
+/// Output format.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Form {
     /// A file for llama.cpp.
     Gguf(GgmlType),
-    /// A folder for transformers, with files of so many bytes at most.
+    /// A folder for transformers, with the largest file size in bytes.
     Safetensors(StoredType, usize),
 }
 
-/// What was written.
+/// A finished export.
 pub struct Exported {
-    /// The file, or those in the folder.
+    /// The written files.
     pub files: Vec<PathBuf>,
     pub size_bytes: u64,
-    /// Matrices that stayed f16, because their rows are no whole blocks of the quantized type.
+    /// Matrices stored as f16, because their row length is not a multiple of the quantized block.
     pub unquantized: Vec<String>,
-    /// Whether a token was added that ends a text, because llama.cpp cannot do without.
+    /// Whether an end-of-text token was added, which llama.cpp requires.
     pub added_end: bool,
     pub comparison: Comparison,
 }
 
-/// Refuses an output that is there and that `force` does not replace: before anything is computed.
+/// Refuses an existing output that `force` does not replace, before anything is computed.
 ///
 /// # Errors
-/// If something is in the way.
+/// If the output exists.
 pub fn check_output(output: &Path, form: Form, force: bool) -> Result<()> {
     let in_the_way = |why: &str| Error::Invalid(format!("{} {why}", output.display()));
     let folder = output.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
@@ -102,11 +102,11 @@ fn foreign_file(folder: &Path) -> Result<Option<String>> {
     Ok({ names }.find(|name| !ours(name)))
 }
 
-/// Writes `model` (on the CPU, with its text conventions) and compares what was written with it on `tokens`.
+/// Writes `model` (on the CPU, with its text conventions) and compares the output with it on `tokens`.
 ///
 /// # Errors
-/// If the form cannot hold this model, the output cannot be written, or what was written does not give the model's
-/// logits back. Then nothing is left of it.
+/// If the format does not support this model, the output cannot be written, or its logits differ from the model's. The
+/// output is then removed.
 pub fn export(
     model: Box<dyn LanguageModel>,
     text: &TextConventions,

@@ -1,4 +1,4 @@
-//! How fast a run would be on several devices or machines: what a network lets them gain.
+//! Estimates the speed of a run on several devices or machines from their network.
 //!
 //! ```text
 //! compute(N)  = a step's work on 1/N of its sequences
@@ -24,40 +24,41 @@ const LATENCY_SECONDS: f64 = 100e-6;
 /// Steps between meetings that are planned with if the run has none.
 const SYNC_EVERY: usize = 50;
 
-/// What ranks work on and by.
+/// Ranks and their network.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cluster {
-    /// The most ranks.
+    /// Largest number of ranks.
     pub ranks: usize,
-    /// What a rank can send in a second while it receives as much; `None` inside one machine.
+    /// Full-duplex network bandwidth of a rank, bytes per second; `None` within one machine.
     pub network_bytes_per_s: Option<f64>,
-    /// What the machine of a rank takes to copy a byte from the device and back, and to add it up.
+    /// Host time per byte to copy it from the device and back, and to add it, seconds.
     pub host_seconds_per_byte: f64,
 }
 
-/// A run on several ranks, by their number.
+/// Estimates by number of ranks.
 #[derive(Debug, Clone, Serialize)]
 pub struct ClusterPlan {
     pub cluster: Cluster,
-    /// Bytes that a rank sends, and receives, in an exchange among many.
+    /// Bytes that a rank sends and receives in an exchange.
     pub exchanged_bytes: f64,
-    /// Steps between the meetings of ranks that train apart.
+    /// Local steps between synchronizations.
     pub sync_every: usize,
-    /// Of 1, 2, 4 ranks and so on, as far as the sequences of a step can be divided.
+    /// For 1, 2, 4 ranks and so on, as far as the sequences of a step can be divided.
     pub rows: Vec<ClusterRow>,
-    /// The most ranks that are worth it, together and apart: up to there, twice as many are at least 1.3 times as fast.
+    /// Largest useful numbers of ranks, with an all-reduce and with local steps: up to there, doubling gives at least
+    /// 1.3 times the speed.
     pub pays_to: [usize; 2],
 }
 
 #[derive(Debug, Clone, Serialize)]
 pub struct ClusterRow {
     pub ranks: usize,
-    /// Of each step, on the rank that has most.
+    /// Sequences per step on the rank with the most.
     pub sequences: usize,
     pub compute_ms: f64,
     /// With an all-reduce in each step.
     pub together: Speed,
-    /// With `sync_every` steps between meetings.
+    /// With `sync_every` local steps.
     pub apart: Speed,
 }
 
@@ -65,7 +66,7 @@ pub struct ClusterRow {
 pub struct Speed {
     pub ms_per_step: f64,
     pub tokens_per_s: f64,
-    /// Of a step, in which a rank waits for the exchange.
+    /// Time of a step in which a rank waits for the exchange.
     pub communication: f64,
 }
 

@@ -1,4 +1,4 @@
-//! How fast an earlier run of the same model was.
+//! The speed of an earlier run of the same model.
 
 use super::run_plan::Rates;
 use crate::Device;
@@ -7,8 +7,7 @@ use crate::train::checkpoint::{CONFIG, FINISHED, METRICS, STATE, TrainerState, r
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The speed of the newest finished run in `run.dir` that had this model, this batch and this device. What cannot be
-/// read is passed over.
+/// The speed of the newest finished run in `run.dir` with this model, batch and device. Unreadable runs are skipped.
 pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device) -> Option<Rates> {
     let entries = fs::read_dir(&config.run.dir).ok()?.flatten().map(|entry| entry.path());
     let finished = |run: &Path| fs::metadata(run.join(FINISHED)).and_then(|file| file.modified()).ok();
@@ -33,8 +32,7 @@ fn computed_on(run: &Path) -> Option<String> {
     Some(serde_json::from_slice::<TrainerState>(&state).ok()?.device)
 }
 
-/// The median over the logged steps, of so many positions each: with padding and prompts, which take as long as what
-/// is learned from.
+/// The median speed over the logged steps, in positions per second, including padding and prompts, which cost as much.
 fn positions_per_s(run: &Path, positions_per_step: usize) -> Option<f64> {
     let text = fs::read_to_string(run.join(METRICS)).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());

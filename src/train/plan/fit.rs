@@ -1,5 +1,5 @@
-//! Whether a run fits the memory of its device and of the machine: in how many passes the batch of a step is computed,
-//! or what to change where a pass of one sequence is too much.
+//! Fits a run to the memory of device and machine: the number of micro-batches per batch, or a remedy if a single
+//! sequence is too large.
 
 use super::{Footprint, Plan, available_memory_bytes};
 use crate::config::{Config, Recompute};
@@ -10,20 +10,20 @@ use crate::train::step::ranks::{Place, Share};
 use crate::train::step::update_rules::trained;
 use crate::{Device, Error, Result, units};
 
-/// The memory that a rank may use, in bytes; `None` where it is unknown, and everything fits.
+/// Memory available to a rank, bytes; `None` if unknown, then everything fits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Memory {
-    /// Of its GPU, if it has one.
+    /// Memory of its GPU, if any.
     pub device: Option<u64>,
-    /// Of the machine.
+    /// Memory of the machine.
     pub host: Option<u64>,
 }
 
 impl Memory {
-    /// What there is for one of so many ranks that compute on this machine's CPU.
+    /// Memory available to one of `cpu_ranks` ranks on this machine's CPU.
     ///
     /// # Errors
-    /// If the environment limits the machine's memory by what is no number.
+    /// If the environment's memory limit is not a number.
     pub fn available(device: &Device, cpu_ranks: usize) -> Result<Memory> {
         let host = [available_memory_bytes(), memory_limit(HOST_MEMORY)?].into_iter().flatten().min();
         Ok(Memory {
@@ -32,7 +32,7 @@ impl Memory {
         })
     }
 
-    /// What there is for the tensors of a step.
+    /// Memory available for the tensors of a step.
     pub(in crate::train) fn of(&self, device: &Device) -> Option<u64> {
         if device.is_gpu() { self.device } else { self.host }
     }
@@ -41,21 +41,21 @@ impl Memory {
 /// Limits the machine's memory that runs may use.
 const HOST_MEMORY: &str = "RUSTYFLOW_HOST_MEMORY";
 
-/// The part of the memory that sizes chosen by default may take: the footprint of a step is exact for tensors, and
-/// knows neither the allocator nor other programs.
+/// Fraction of memory for default sizes: a step's footprint is exact for tensors, but ignores the allocator and other
+/// programs.
 const COMFORTABLE: f64 = 0.9;
 
-/// What the CPU's kernels keep beside tensors, packed operands of GEMMs above all: 8 to 12 MiB on x86-64.
+/// Memory of CPU kernels besides tensors, mostly packed GEMM operands: 8 to 12 MiB on x86-64.
 const SCRATCH_BYTES: u64 = 8 << 20;
 
 /// Bytes that a run takes at most.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Need {
-    /// Of a GPU's memory: tensors in use at once. 0 on a CPU.
+    /// GPU memory of tensors in use at once; 0 on a CPU.
     pub device: u64,
-    /// Of the machine's memory, while a checkpoint is written; on a CPU with the tensors in use at once.
+    /// Machine memory while a checkpoint is written; on a CPU, with the tensors in use at once.
     pub host_least: u64,
-    /// The same with what the CPU's pool keeps for further tensors.
+    /// `host_least` plus the memory cached in the CPU's pool.
     pub host: u64,
 }
 
@@ -101,7 +101,7 @@ impl Run<'_> {
         Ok(Need::new(&self.sizes(rows)?, &footprint, self.device))
     }
 
-    /// The error of passes with a tensor that is larger than the device can bind or index.
+    /// The error for passes with a tensor above the device's limits.
     fn limit(&self, rows: usize) -> Result<Option<Error>> {
         match self.sizes(rows)?.check_device(self.device) {
             Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => Ok(Some(error)),
@@ -198,14 +198,14 @@ impl Run<'_> {
     }
 }
 
-/// How the batches of a run are computed.
+/// Micro-batches of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passes {
-    /// In how many parts each rank computes its sequences of a batch: the next power of two.
+    /// Number of micro-batches per batch and rank, a power of two.
     pub splits: usize,
-    /// The most sequences of a part.
+    /// Most sequences per micro-batch.
     pub rows: usize,
-    /// What a user should know of it.
+    /// A note for the user.
     pub note: Option<String>,
 }
 
@@ -254,7 +254,7 @@ impl Passes {
 }
 
 impl Run<'_> {
-    /// Why passes of so many sequences should not be.
+    /// The reason why micro-batches of this size do not fit.
     fn shortage(&self, rows: usize, passes: usize, memory: &Memory) -> Result<Option<Shortage>> {
         let Some(available) = memory.of(self.device) else { return Ok(None) };
         let (need, on_device) = (self.need(rows, passes)?, self.device.is_gpu());
@@ -300,7 +300,7 @@ pub(in crate::train) fn fits_comfortably(
     Ok(run.shortage(batch_size, 2, &spare)?.is_none())
 }
 
-/// What a model and a pass over so many rows of it take.
+/// Sizes of a model and a pass over this number of rows.
 pub(super) fn sizes(config: &Config, shape: &ModelConfig, rows: usize, ranks: usize) -> Result<Plan> {
     let (operands, tokens) = (operands(config.device.precision), rows.saturating_mul(config.model.block_size));
     Ok(Plan::new(shape, tokens, operands, Some(&trained(config, shape, ranks)?)))

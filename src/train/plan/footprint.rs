@@ -1,4 +1,4 @@
-//! What the steps of a run take, found by taking some on a device that computes nothing.
+//! Memory and kernels of a run's steps, measured by recording steps on a `DryRun`.
 
 use crate::config::Config;
 use crate::gpu::Launch;
@@ -16,16 +16,16 @@ use crate::train::step::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 
-/// What a run takes of its device.
+/// Device memory and kernels of a run.
 #[derive(Debug, Clone)]
 pub struct Footprint {
-    /// What the device's pool holds once there were updates and an evaluation.
+    /// Pool memory after updates and an evaluation.
     pub memory: MemoryStats,
     /// The kernels of one update.
     pub update: Vec<Cost>,
-    /// Those of one batch of an evaluation.
+    /// The kernels of one evaluation batch.
     pub evaluation: Vec<Cost>,
-    /// What a GPU launches to make the model ready, in updates and in an evaluation.
+    /// All GPU launches of set-up, updates and an evaluation.
     pub(in crate::train) launches: Vec<Launch>,
 }
 
@@ -71,7 +71,7 @@ fn dry_run_of(device: &Device) -> Arc<DryRun> {
     if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() }
 }
 
-/// What a rank has on a device of no values before its first step.
+/// A rank's state on a `DryRun` before its first step.
 fn ready(
     config: &Config,
     shape: &ModelConfig,
@@ -88,7 +88,7 @@ fn ready(
     on_device(model, config, device, place)
 }
 
-/// Of so many ranks the one that has most of weights and moments: they differ where the ranks divide those.
+/// The rank with the most weights and moments, which differ between ranks with sharding.
 ///
 /// # Errors
 /// If there is no such model.
@@ -136,7 +136,7 @@ impl Batch<'_> {
         step(training, &[], Losses::Parts, 0..micro_batches, loss, 1e-3).map(drop)
     }
 
-    /// As `Trainer::loss`: only what is returned is held while backward runs.
+    /// Like `Trainer::loss`: only the returned tensors are held during backward.
     fn loss(
         &self,
         dropout: &Dropout,

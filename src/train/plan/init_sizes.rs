@@ -1,5 +1,4 @@
-//! The sizes of the batches of a run that begins with a model, where the configuration leaves them open: rows as long
-//! as the text needs, and as many of them as the memory holds.
+//! Default batch sizes of a fine-tuning run: row length by the text, and batch size by the memory.
 
 use super::{Memory, fits_comfortably};
 use crate::config::{Config, Resolved, TrainConfig};
@@ -84,7 +83,7 @@ fn with_batch(config: &Config, batch_size: usize) -> Config {
     config
 }
 
-/// What a user is told of the sizes that the text and the memory have settled.
+/// A note for the user on the chosen sizes.
 pub(in crate::train) fn note(before: &Resolved, after: &Resolved, memory: &Memory, device: &Device) -> Option<String> {
     let is_settled = |key: &str| before.origin(key) != after.origin(key);
     let (model, train) = (&after.config.model, &after.config.train);

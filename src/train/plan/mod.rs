@@ -1,6 +1,5 @@
-//! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs. Of
-//! a whole run: what its steps take (`footprint.rs`), whether that fits (`fit.rs`), how long they are and how long it
-//! is (`run_plan.rs`).
+//! Plans a training before memory is allocated: bytes, the largest tensors and FLOPs of a model; the footprint of a
+//! run's steps (`footprint.rs`), whether it fits (`fit.rs`), and its duration (`run_plan.rs`).
 
 mod cluster;
 mod earlier;
@@ -23,12 +22,11 @@ use crate::train::step::update_rules::Trained;
 use crate::units;
 use crate::{DType, Device, Error, Result};
 
-/// What a model takes on a device and, for its checkpoints, of the machine's memory.
+/// Memory of a model on a device and, for checkpoints, on the host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub parameters: usize,
-    /// Bytes of the parameters: f32, or f16 of those that are stored so alone. Of several ranks that divide them, the
-    /// most that one has.
+    /// Bytes of the parameters: f32, or f16 for those stored in f16 only. With sharding, the largest share of a rank.
     pub parameter_bytes: u64,
     /// Bytes of the values in a checkpoint.
     pub saved_bytes: u64,
@@ -38,11 +36,11 @@ pub struct Plan {
     pub gradient_bytes: u64,
     /// Bytes of the optimizer's moments.
     pub moment_bytes: u64,
-    /// Bytes of what is trained as ranks give it to each other that update a part each: f16 copies of what they divide.
+    /// Bytes of updated parameters that ranks exchange with sharding, as f16 copies where they are sharded.
     pub updated_bytes: u64,
     /// The largest tensors of the model and of a pass.
     pub largest: Vec<TensorSize>,
-    /// Floating-point operations of training on one token, forward and backward.
+    /// FLOPs per training token, forward and backward.
     pub train_flops_per_token: f64,
 }
 
@@ -57,7 +55,7 @@ pub struct TensorSize {
 }
 
 impl Plan {
-    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what is trained of it.
+    /// The plan of a model, for a pass over `tokens` tokens with GEMM operands of type `operands`.
     pub fn new(model: &ModelConfig, tokens: usize, operands: DType, trained: Option<&Trained>) -> Plan {
         let parameters = model.parameter_count();
         let bytes = |dtype: DType, count: usize| (dtype.size_bytes() * count) as u64;
@@ -138,7 +136,7 @@ impl Plan {
     }
 }
 
-/// Checks that `device` can bind what a pass of a model over `tokens` tokens takes: [`Plan::check_device`].
+/// [`Plan::check_device`] for a pass of a model over `tokens` tokens.
 ///
 /// # Errors
 /// Those of [`Plan::check_device`].

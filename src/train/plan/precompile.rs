@@ -1,5 +1,5 @@
-//! Compiles the kernels of a run's steps while its text becomes tokens and its model is made: a thread takes steps on a
-//! device that computes nothing, and compiles what they launch. What it does not foresee, the first step compiles.
+//! Compiles the kernels of a run's steps while its text is tokenized and its model is created: a thread records steps
+//! on a `DryRun` and compiles their shaders. The first step compiles any others.
 
 use super::Footprint;
 use crate::config::Config;
@@ -24,8 +24,8 @@ pub(in crate::train) struct Precompile {
 }
 
 impl Precompile {
-    /// Begins for every GPU of `devices`, the ranks from `place` on; with `in_documents` the rows of batches are not
-    /// one text each. What was begun before ends early.
+    /// Starts for every GPU of `devices`, the ranks from `place` on; `in_documents`: rows hold several documents. Stops
+    /// an earlier start.
     pub fn begin(
         &mut self,
         config: &Config,
@@ -49,17 +49,17 @@ impl Precompile {
         }
     }
 
-    /// Whether there was anything to begin for.
+    /// Whether it has started.
     pub fn has_begun(&self) -> bool {
         self.has_begun
     }
 
-    /// Whether it compiles for rows of documents, as it was told.
+    /// Whether it compiles for rows of several documents.
     pub fn is_in_documents(&self) -> bool {
         self.in_documents
     }
 
-    /// Waits until everything is compiled. What was done for each GPU, last for those of the last beginning.
+    /// Waits until everything is compiled; returns the work done for each GPU.
     pub fn finish(&mut self) -> Vec<Ahead> {
         self.threads.drain(..).filter_map(|thread| thread.join().ok().flatten()).collect()
     }
@@ -73,7 +73,7 @@ impl Drop for Precompile {
     }
 }
 
-/// Compiles what a rank with this share launches.
+/// Compiles the launches of a rank with this share.
 fn compile(
     (gpu, place): (&Gpu, Place),
     config: &Config,

@@ -1,4 +1,4 @@
-//! All that can be said of a run before it begins.
+//! Estimates of a run before it starts.
 
 use super::fit::{Memory, Need, Passes, sizes};
 use super::footprint::{Footprint, largest_rank};
@@ -20,53 +20,53 @@ use crate::{Device, Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// All that can be said of a run before it begins.
+/// Estimates of a run before it starts.
 #[derive(Debug, Clone, Serialize)]
 pub struct RunPlan {
     pub device: String,
-    /// How many devices there are, each a rank.
+    /// Number of devices, each a rank.
     pub ranks: usize,
     pub model: ModelConfig,
     pub parameters: usize,
-    /// How many numbers adapters have, where those alone are trained.
+    /// Parameters of LoRA adapters, if only those are trained.
     pub adapters: Option<usize>,
     pub memory: MemoryPlan,
-    /// Of the machine, bytes: what a checkpoint takes; on the CPU the run too.
+    /// Machine memory, bytes: for a checkpoint and, on the CPU, for the run.
     pub host_bytes: u64,
     pub host_available_bytes: Option<u64>,
-    /// Why the run cannot be, and what to change; `None` if it can.
+    /// The reason why the run does not fit, and a remedy; `None` if it fits.
     pub does_not_fit: Option<String>,
     pub batch_size: usize,
-    /// In how many passes a batch is computed: more than one where the memory does not suffice for all of it.
+    /// Micro-batches per batch: more than one if the whole batch does not fit in memory.
     pub passes: usize,
     /// The largest batch that fits in one pass; `None` if the device does not say how much memory it has.
     pub largest_batch_size: Option<usize>,
     /// Tokens of a training row.
     pub block_size: usize,
-    /// What the plan fills in or changes that the configuration leaves open.
+    /// Notes on sizes that the plan has chosen.
     pub notes: Vec<String>,
     pub train_tokens: usize,
     pub validation_tokens: usize,
     pub tokens_per_step: usize,
     pub steps: usize,
     pub epochs: f64,
-    /// Of the model, forward and backward: what utilization is measured by (MFU, Chowdhery et al. 2022).
+    /// FLOPs of the model per step, forward and backward, the basis of MFU (Chowdhery et al. 2022).
     pub flops_per_step: f64,
-    /// What is computed a second time besides, for `train.recompute`.
+    /// Additional FLOPs of `train.recompute`.
     pub recompute_flops_per_step: f64,
-    /// Of the model.
+    /// FLOPs of the model in the whole run.
     pub flops: f64,
     /// `None` until [`RunPlan::estimate`].
     pub time: Option<TimePlan>,
-    /// The configuration with all that it leaves open.
+    /// The configuration with all defaults resolved.
     #[serde(skip)]
     pub resolved: Resolved,
-    /// What the estimate is made of.
+    /// Basis of the estimate.
     #[serde(skip)]
     work: Work,
 }
 
-/// The memory of the device, bytes: of several, of the one that has most weights and moments.
+/// Device memory, bytes; with several devices, of the one with the most weights and moments.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryPlan {
     pub weights: u64,
@@ -74,34 +74,34 @@ pub struct MemoryPlan {
     pub gradients: u64,
     pub moments: u64,
     pub activations: u64,
-    /// What one kernel needs while it runs.
+    /// Scratch memory of one kernel.
     pub workspace: u64,
     /// Batches, and numbers that are read back.
     pub other: u64,
-    /// The most in use at once: the sum of those.
+    /// Peak memory, the sum of the above.
     pub peak: u64,
-    /// What the pool holds of the system then: buffers wait in it for tensors of their size.
+    /// Memory reserved by the pool at the peak, including cached buffers.
     pub reserved: u64,
     pub available: Option<u64>,
 }
 
-/// How long a run takes.
+/// Estimated duration of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct TimePlan {
     pub ms_per_step: f64,
     pub tokens_per_s: f64,
     /// Training and evaluations.
     pub seconds: f64,
-    /// Where the estimate comes from, and how sure it is.
+    /// Source and reliability of the estimate.
     pub source: String,
 }
 
-/// What an estimate of the time is made from.
+/// Basis of a time estimate.
 #[derive(Debug, Clone)]
 pub enum Rates {
-    /// What the device does at best, measured just now.
+    /// Measured peaks of the device.
     Peaks(Roofline),
-    /// What an earlier run of the same model and batch came to on the same device.
+    /// Speed of an earlier run with the same model, batch and device.
     Earlier { run: PathBuf, tokens_per_s: f64 },
 }
 
@@ -152,7 +152,7 @@ impl Work {
 
     /// How long these kernels take at the device's peaks.
     fn seconds(&self, peaks: &Roofline, costs: &[Cost]) -> f64 {
-        /// What starting a kernel and filling a GPU takes: launches that do almost nothing take 5 to 20 us on an H200.
+        /// Time to start a kernel and fill a GPU: nearly empty launches take 5 to 20 us on an H200.
         const START_SECONDS: f64 = 5e-6;
         let start = if self.on_hardware_gpu { START_SECONDS } else { 0.0 };
         let bound = |cost: &Cost| (cost.flops / 1e12 / peaks.tflops).max(cost.bytes / 1e9 / peaks.gb_per_s);
@@ -160,12 +160,11 @@ impl Work {
     }
 }
 
-/// Sizes, counts and limits of the run that `resolved` describes, on so many devices of this kind, `on_machine` of them
-/// in one machine. Nothing is written but token files, to `cache_dir`: a run finds them there.
+/// Plans the run of `resolved` on `ranks` devices of this kind, `on_machine` of them in one machine. Writes only token
+/// files, to `cache_dir`, where a run finds them.
 ///
 /// # Errors
-/// If there could be no such run on any device: its text, tokenizer or model cannot be made, or its steps cannot be
-/// divided.
+/// If the run is impossible on any device: its text, tokenizer or model is invalid, or its steps cannot be divided.
 pub fn plan_run(
     resolved: &Resolved,
     device: &Device,
@@ -283,7 +282,8 @@ fn passes(
     }
 }
 
-/// The most rows of a batch, halved, whose tensors can be indexed. In passes, a batch is as much work as in one.
+/// The most rows per pass, found by halving, whose tensors can be indexed. The work of a batch does not depend on the
+/// passes.
 fn indexable_rows(config: &Config, shape: &ModelConfig) -> Result<usize> {
     let mut rows = config.train.batch_size;
     while rows > 1 && sizes(config, shape, rows, 1)?.check_device(&Device::Cpu).is_err() {
@@ -314,12 +314,12 @@ fn footprints(
 }
 
 impl RunPlan {
-    /// A finished run in `run.dir` that says how fast this one will be, if there is one.
+    /// The speed of a comparable finished run in `run.dir`, if any.
     pub fn earlier_rates(&self, config: &Config, device: &Device) -> Option<Rates> {
         earlier::rates(config, self.tokens_per_step, device)
     }
 
-    /// What the part of a step that is `share` takes at the device's peaks.
+    /// Time of a rank's share of a step at the device's peaks, seconds.
     ///
     /// # Errors
     /// If there is no such model.
@@ -341,7 +341,7 @@ impl RunPlan {
         self.work.trained_bytes as f64
     }
 
-    /// Bytes of the parameters as ranks that divide what they update give them to each other.
+    /// Bytes of updated parameters that ranks exchange with sharding.
     pub(super) fn updated_bytes(&self) -> f64 {
         self.work.updated_bytes as f64
     }
@@ -450,7 +450,7 @@ fn largest_batch_size(fits: impl Fn(usize) -> Result<Option<String>>) -> Result<
     Ok(fitting)
 }
 
-/// How often a run of so many steps evaluates: every `every` steps and at the end.
+/// Number of evaluations of a run: every `every` steps and at the end.
 fn evaluations(steps: usize, every: usize) -> usize {
     if every == 0 { 1 } else { steps.div_ceil(every) }
 }

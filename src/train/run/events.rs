@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Something that happened.
+/// An event of a run.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A message for the user.
     Note(String),
-    /// The text is read or made into tokens.
+    /// The text is being read or tokenized.
     Preparing(Progress),
     /// Everything is prepared; the first step follows.
     Started(Box<Start>),
-    /// A step's numbers arrived. On a GPU that may be a few steps after it was computed.
+    /// A step's metrics arrived, on a GPU possibly a few steps later.
     Step(Step),
-    /// A step was handed to the device.
+    /// A step was submitted to the device.
     Progress {
         step: usize,
     },
@@ -38,66 +38,66 @@ pub enum Event {
         step: usize,
         path: PathBuf,
     },
-    /// The run went bad at `from_step` and goes on from the checkpoint of `step`.
+    /// The run was rolled back from `from_step` to the checkpoint of `step`.
     RolledBack {
         from_step: usize,
         step: usize,
         cause: String,
-        /// What the schedule's learning rate is multiplied by from now on.
+        /// New factor of the schedule's learning rate.
         learning_rate_factor: f64,
     },
-    /// A whole pass over the text was trained on, in so many seconds.
+    /// An epoch was completed, with its training time.
     Epoch {
         epoch: usize,
         seconds: f64,
     },
-    /// What the model writes after an evaluation, if that is kept.
+    /// A sample after an evaluation.
     EarlySample {
         step: usize,
         text: String,
     },
-    /// What the model writes at the end.
+    /// The sample at the end.
     Sample(String),
     /// The run is over.
     Finished(Box<Summary>),
 }
 
-/// What is known before the first step.
+/// Facts known before the first step.
 #[derive(Debug, Clone)]
 pub struct Start {
     pub folder: PathBuf,
     pub device: String,
-    /// What matmuls are computed in.
+    /// Description of GEMM precision.
     pub precision: String,
     pub corpus: String,
-    /// What the corpus is made of.
+    /// Description of the corpus.
     pub text: Text,
     pub tokenizer: String,
     /// Its tokens.
     pub tokens: usize,
     pub model: ModelConfig,
     pub parameters: usize,
-    /// `None` where all parameters are trained.
+    /// LoRA adapters; `None` if all parameters are trained.
     pub adapters: Option<Adapters>,
     pub train_tokens: usize,
     pub validation_tokens: usize,
     pub tokens_per_step: usize,
-    /// Steps that were done before, of a run that goes on.
+    /// Completed steps of a resumed run.
     pub first_step: usize,
     pub total_steps: usize,
     pub epochs: f64,
-    /// Steps in which the learning rate rises.
+    /// Warm-up steps.
     pub warmup_steps: usize,
 }
 
-/// Adapters of low rank that are trained beside a model that is not.
+/// LoRA adapters beside a frozen model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Adapters {
-    /// How many numbers are trained.
+    /// Number of trained parameters.
     pub parameters: usize,
     pub rank: usize,
     pub targets: Vec<String>,
-    /// What the frozen weights of linear layers are stored as.
+    /// Storage type of frozen linear weights.
     pub base: &'static str,
 }
 
@@ -112,49 +112,50 @@ pub struct Step {
     pub learning_rate: f64,
     /// Before clipping.
     pub grad_norm: f64,
-    /// Learned from since the run began: targets, without prompts and padding. `None` of a run of an earlier version.
+    /// Tokens trained on since the start of the run: targets, without prompts and padding. `None` for a run of an
+    /// earlier version.
     pub tokens: Option<u64>,
-    /// Tokens learned from since the step logged before, by the time between the two being finished, without
-    /// evaluations, samples and waits for checkpoints. `None` of the first step of a process.
+    /// Training throughput since the previous logged step, without evaluations, samples and waits for checkpoints.
+    /// `None` for the first step of a process.
     pub tokens_per_s: Option<f64>,
     /// In mixed precision.
     pub loss_scale: Option<LossScale>,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub struct Summary {
     pub folder: PathBuf,
     pub device: String,
-    /// What matmuls are computed in.
+    /// Description of GEMM precision.
     pub precision: String,
     pub model: ModelConfig,
     pub parameters: usize,
-    /// `None` where all parameters are trained.
+    /// LoRA adapters; `None` if all parameters are trained.
     pub adapters: Option<Adapters>,
     pub steps: usize,
     pub total_steps: usize,
     pub epochs: f64,
-    /// Steps in this run that were stopped by a signal before all were done.
+    /// Whether a signal stopped the run before all steps were done.
     pub interrupted: bool,
     pub train_loss: Option<f64>,
     pub validation: Option<Evaluation>,
     pub best_loss: Option<f64>,
-    /// Where the checkpoint named `best` is of; `None` if there is none.
+    /// Step of the checkpoint `best`; `None` if there is none.
     pub best_step: Option<usize>,
-    /// What to do about it, of a run whose validation loss lies far above the training loss, or rises.
+    /// Advice for an overfitting run.
     pub overfitting: Option<String>,
-    /// As of a [`Step`], over all steps of this process.
+    /// Training throughput over all steps of this process.
     pub tokens_per_s: Option<f64>,
-    /// Of a run that was resumed: of training in all its processes.
+    /// Training seconds of all processes of a resumed run.
     pub seconds_in_all: Option<f64>,
     /// Whether the model has a chat template, so that its sample is an answer.
     pub is_chat: bool,
-    /// The most memory that tensors took on the device, bytes.
+    /// Peak memory of tensors on the device, bytes.
     pub peak_memory_bytes: usize,
-    /// Seconds of training of every epoch that began and ended in this run, by its number.
+    /// Training seconds of every complete epoch in this process, by its number.
     pub epoch_seconds: Vec<(usize, f64)>,
-    /// What the time of each rank went into, if there are several.
+    /// Time by activity of each rank, if there are several.
     pub ranks: Vec<RankTimes>,
     pub report: Report,
 }
@@ -168,7 +169,7 @@ impl fmt::Display for Adapters {
 }
 
 impl Event {
-    /// The event as a line for machines; those that happen at every step have none.
+    /// The event as a JSON line; `None` for events of every step.
     pub fn json(&self) -> Option<Value> {
         Some(match self {
             Event::Progress { .. } | Event::Preparing(_) => return None,

@@ -1,4 +1,4 @@
-//! The folder that a run leaves behind.
+//! The folder of a run.
 //!
 //! ```text
 //! runs/sample-L4-H4-E128-gpu/
@@ -34,7 +34,7 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Creates `dir/name`, or `dir/name-2`, `-3`, ... if there is a run of that name already: nothing is overwritten.
+    /// Creates `dir/name`, or `dir/name-2`, `-3`, ... if that run exists: nothing is overwritten.
     ///
     /// # Errors
     /// If the folder cannot be created or written to.
@@ -62,7 +62,7 @@ impl RunFolder {
         Ok(RunFolder { path: path.to_path_buf(), lines, files: Files::default(), _lock: lock })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -72,7 +72,7 @@ impl RunFolder {
         Checkpoints::of(&self.path, self.files.clone())
     }
 
-    /// Removes it: for a run that ended before it began.
+    /// Removes the folder of a run that failed to start.
     pub fn discard(self) {
         let path = self.path.clone();
         // Windows removes no file that is open.
@@ -81,7 +81,7 @@ impl RunFolder {
         let _ = fs::remove_dir_all(path);
     }
 
-    /// Writes a text file, whole or not at all.
+    /// Writes a text file atomically.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -107,10 +107,10 @@ impl RunFolder {
     }
 }
 
-/// Removes a run with all that is in its folder; returns how many bytes that was.
+/// Removes a run with its whole folder; returns the freed bytes.
 ///
 /// # Errors
-/// If it is no run's folder, if a process writes into it, or if something of it cannot be removed.
+/// If it is not the folder of a run, a process writes to it, or it cannot be removed.
 pub fn remove_run(path: &Path) -> Result<u64> {
     if path.is_symlink() || !is_run(path) {
         let message = "is not the folder of a run, which has config.toml and metrics.jsonl: nothing is removed".into();
@@ -137,7 +137,7 @@ fn bytes_in(folder: &Path) -> u64 {
     entries.map(bytes).sum()
 }
 
-/// The run in `dir` that was changed last.
+/// The most recently changed run in `dir`.
 ///
 /// # Errors
 /// If there is none.
@@ -152,7 +152,7 @@ pub fn newest_run(dir: &Path) -> Result<PathBuf> {
         })
 }
 
-/// The run in `dir` to go on with: of those with steps left to do, the one that was begun or saved last.
+/// The run in `dir` to resume: the most recently started or saved one with remaining steps.
 ///
 /// # Errors
 /// If there is none.

@@ -1,5 +1,4 @@
-//! The files of a run that grow by lines. A checkpoint notes how long each was, and a run that goes back to it forgets
-//! what came after.
+//! Line files of a run. A checkpoint stores their lengths, and a rollback truncates them.
 
 use crate::train::checkpoint::{CSV, METRICS, SAMPLES};
 use crate::{Error, Result};
@@ -48,7 +47,7 @@ impl LineFiles {
         Ok(())
     }
 
-    /// Appends a line to one that is open; to one that is empty, first its header.
+    /// Appends a line to an open file; an empty file first gets its header.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -62,10 +61,10 @@ impl LineFiles {
         written.map_err(|e| Error::io("write", self.folder.join(name), e))
     }
 
-    /// How long they are now.
+    /// Their current lengths.
     ///
     /// # Errors
-    /// If the system refuses to say, or gives no second handle.
+    /// If a length or a second handle cannot be obtained.
     pub(in crate::train) fn so_far(&self) -> Result<Appended> {
         let mut so_far = Appended { lengths: BTreeMap::new(), handles: Vec::new() };
         for (name, file) in &self.files {
@@ -78,8 +77,8 @@ impl LineFiles {
         Ok(so_far)
     }
 
-    /// Forgets what was added beyond these lengths; one that has none is emptied. Returns the names of those that are
-    /// shorter, and how many bytes each lacks.
+    /// Truncates the files to these lengths; files without a length are emptied. Returns the names of shorter files,
+    /// with their missing bytes.
     ///
     /// # Errors
     /// If one cannot be written.

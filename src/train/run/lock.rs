@@ -1,5 +1,5 @@
-//! Keeps two processes from writing into one run. The operating system holds the lock and lets go of it when the
-//! process ends, however it ends: one that is left over is no obstacle.
+//! Prevents two processes from writing to one run. The operating system releases the lock when the process ends in any
+//! way, so a leftover lock file has no effect.
 
 use crate::{Error, Result};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -38,7 +38,7 @@ impl Lock {
     }
 }
 
-/// Fails if a process writes into this run now.
+/// An error if a process writes to this run.
 ///
 /// # Errors
 /// [`Error::InUse`]

@@ -1,4 +1,4 @@
-//! `training_log.txt`: one block per run, appended, where `log.file` says.
+//! `training_log.txt` (`log.file`): each run appends a block.
 
 use super::events::Summary;
 use crate::config::LogConfig;
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 /// Epochs that get a line each: a run of more has so short ones that nobody looks at them all.
 const MOST_EPOCHS: usize = 100;
 
-/// The file that gets a run's block at its end, and a note where that is not `wanted`: a default that cannot be written
-/// to, as in a folder of somebody else, gives way to the file of that name in `runs`, the folder of runs.
+/// The log file, and a note if it is not `wanted`: a default that cannot be written to, as in a read-only folder, is
+/// replaced by the file of that name in `runs`, the folder of runs.
 ///
 /// # Errors
-/// If `wanted` was set to a file that cannot be written to, or neither can be: so a run is not begun in vain.
+/// If a configured `wanted`, or both files, cannot be written to; checked before the run starts.
 pub fn place(wanted: &Path, runs: &Path) -> Result<(PathBuf, Option<String>)> {
     let error = match check(wanted) {
         Ok(()) => return Ok((wanted.to_path_buf(), None)),

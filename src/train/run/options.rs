@@ -1,4 +1,4 @@
-//! What a run needs besides its configuration.
+//! Options of a run besides its configuration.
 
 use super::events::Event;
 use crate::comm::Launch;
@@ -7,29 +7,29 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// What a run needs besides its configuration.
+/// Options of a run besides its configuration.
 pub struct TrainOptions<'a> {
     pub device: Device,
     /// The devices of the other ranks of this process, which share the sequences of each step with it.
     pub others: &'a [Device],
-    /// Where this process is one of several that a launcher of MPI programs has started.
+    /// Placement of this process, if an MPI launcher started several.
     pub launch: Option<Launch>,
-    /// When the command began, from where the report counts.
+    /// Start of the command, from which the report counts.
     pub started: Instant,
-    /// Opens the device again if it is lost; without it, that ends the run.
+    /// Reopens a lost device; without it, a lost device ends the run.
     pub reopen: Option<&'a dyn Fn() -> Result<Device>>,
-    /// Where data sets are kept.
+    /// Folder of data sets.
     pub data_dir: &'a Path,
-    /// Where token files are kept for the next run; `None` makes them anew for each.
+    /// Folder of cached token files; `None` disables the cache.
     pub cache_dir: Option<&'a Path>,
     /// The folder of the run to resume; `None` starts a new one.
     pub resume: Option<&'a Path>,
-    /// Set to end the run after the step under way, saved and reported as usual.
+    /// Set it to stop the run after the current step, with a checkpoint and reports.
     pub stop: &'a AtomicBool,
-    /// The file that gets a block with the run's timings at its end: see `log.file`.
+    /// The file to which the run appends its timings: see `log.file`.
     pub training_log: Option<&'a Path>,
     /// Writes a trace of the run to this file, or to `trace.pftrace` in its folder.
     pub trace: Option<Option<&'a Path>>,
-    /// Receives everything that happens.
+    /// Receives all events.
     pub on_event: &'a mut dyn FnMut(&Event),
 }

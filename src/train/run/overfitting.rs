@@ -1,16 +1,16 @@
-//! Whether a run has learnt its training text rather than the language: what its last losses say.
+//! Detects overfitting from the last losses of a run.
 
 use crate::train::checkpoint::Best;
 use crate::train::evaluation::evaluate::Evaluation;
 
-/// How far the validation loss may rise above its best before that is more than noise, as a part of it.
+/// Relative rise of the validation loss above its best that exceeds noise.
 const RISE: f64 = 0.01;
-/// A validation loss that is more than so many times the training loss is of a model that has learnt its text by heart.
+/// Ratio of validation loss to training loss above which a model has memorized its text.
 const GAP: f64 = 1.5;
-/// And lies so many nats above it: a ratio of small losses says little.
+/// Smallest difference in nats, because a ratio of small losses is not significant.
 const LEAST_GAP: f64 = 0.2;
 
-/// What is wrong, and what to do about it, if the losses at the end of a run show that it overfits.
+/// Diagnosis and remedy, if the losses at the end of a run show overfitting.
 pub(in crate::train) fn overfitting(
     train_loss: Option<f64>,
     validation: Option<&Evaluation>,

@@ -1,5 +1,4 @@
-//! `run.json`: what was known before a run's first step, and what the run came to. Of a run that was resumed it is that
-//! of the last process.
+//! `run.json`: facts before a run's first step, and its result; for a resumed run, those of the last process.
 
 use super::events::{Event, Start};
 use super::folder::RunFolder;
@@ -9,7 +8,7 @@ use serde_json::{Value, json};
 
 const RECORD: &str = "run.json";
 
-/// Writes what is known before the first step; returns it.
+/// Writes and returns the facts before the first step.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -27,7 +26,7 @@ pub(in crate::train) fn begin(folder: &RunFolder, start: &Start) -> Result<Value
     Ok(record)
 }
 
-/// Adds what the run came to, without the profile, which has a file of its own.
+/// Adds the result of the run, without the profile, which has its own file.
 ///
 /// # Errors
 /// If it cannot be written.

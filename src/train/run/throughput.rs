@@ -1,8 +1,8 @@
-//! Tokens per second: tokens that are learned from, between logged steps that the device has finished.
+//! Training throughput: tokens per second between completed logged steps.
 //!
-//! The host notices late that a GPU has finished a step: several may arrive at once, or one late and the next on time.
-//! Steps that arrive together share a speed. A step that arrives soon after one that may have waited to be noticed is
-//! timed from an earlier one, so that no speed is off by more than a factor of two for that.
+//! The host observes completed GPU steps with a delay: several may arrive at once, or one late and the next on time.
+//! Steps that arrive together share a speed. A step soon after one that may have been observed late is timed from an
+//! earlier one, so that this delay changes a speed by at most a factor of two.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,16 +13,16 @@ const REMEMBERED: usize = 16;
 /// A logged step that the device has finished. Times are without evaluations, samples and waits for checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::train) struct Completion {
-    /// Tokens learned from so far, this step included.
+    /// Tokens trained on so far, including this step.
     pub tokens: u64,
-    /// When it was noticed.
+    /// When it was observed as completed.
     pub at: Duration,
-    /// When it was last seen unfinished.
+    /// When it was last observed as incomplete.
     pub unfinished_at: Duration,
 }
 
 impl Completion {
-    /// One whose moment is known.
+    /// A completion with an exact time.
     fn exact(tokens: u64, at: Duration) -> Completion {
         Completion { tokens, at, unfinished_at: at }
     }
@@ -38,8 +38,7 @@ pub(in crate::train) struct Throughput {
 }
 
 impl Throughput {
-    /// The speed of steps that arrived together, in their order; `None` of the first ones, before which none was
-    /// finished.
+    /// The speed of steps that arrived together; `None` for the first ones.
     pub fn add(&mut self, arrived: &[Completion]) -> Option<f64> {
         let newest = *arrived.last()?;
         let speed = self.recent.back().copied().and_then(|last| {
@@ -57,12 +56,12 @@ impl Throughput {
         speed
     }
 
-    /// Steps follow that begin at this moment, after as many tokens: those before do not count for them.
+    /// Restarts the measurement at this time and number of tokens.
     pub fn restart(&mut self, tokens: u64, at: Duration) {
         self.recent = [Completion::exact(tokens, at)].into();
     }
 
-    /// Over all steps; `None` before the second is finished.
+    /// The average over all steps; `None` before the second completes.
     pub fn average(&self) -> Option<f64> {
         per_second(self.tokens, self.time)
     }

@@ -1,4 +1,4 @@
-//! The trace of a run: recorded by its device's profiler, and written while the run goes on.
+//! The trace of a run: recorded by its device's profiler, and written during the run.
 
 use super::options::TrainOptions;
 use crate::profile::Trace;
@@ -19,7 +19,7 @@ pub(in crate::train) struct RunTrace {
 }
 
 impl RunTrace {
-    /// Begins the trace that is asked for, if one is.
+    /// Starts the requested trace, if any.
     ///
     /// # Errors
     /// If its file cannot be created.
@@ -52,7 +52,7 @@ impl RunTrace {
         self.trace.clone()
     }
 
-    /// Writes what is left of it. Returns what should be said about it.
+    /// Writes the rest of the trace; returns a note for the user.
     ///
     /// # Errors
     /// If any of it could not be written.

@@ -1,11 +1,11 @@
-//! `[lora]`: from the configuration to the adapters that a run trains beside its model.
+//! LoRA settings from `[lora]`.
 
 use crate::config::{Config, WeightDtype};
 use crate::models::{Lora, ModelConfig, build};
 use crate::tensor::{DryRun, with_weights_on};
 use crate::{DType, Device, Error, Result};
 
-/// How the model is adapted, if it is.
+/// The LoRA settings, if LoRA is enabled.
 pub fn lora(config: &Config) -> Option<Lora> {
     let l = &config.lora;
     (l.rank > 0).then(|| Lora {
@@ -20,10 +20,10 @@ pub fn lora(config: &Config) -> Option<Lora> {
     })
 }
 
-/// How many numbers the adapters of a model of this shape have, found without memory for any.
+/// Number of LoRA parameters of a model of this shape, computed without allocating.
 ///
 /// # Errors
-/// If there is no such model, or a target is no layer of it.
+/// If the shape is invalid, or a target does not match a layer.
 pub fn count(lora: &Lora, shape: &ModelConfig) -> Result<usize> {
     let mut count = 0;
     with_weights_on(Device::DryRun(DryRun::cpu()), || {
@@ -37,10 +37,10 @@ pub fn count(lora: &Lora, shape: &ModelConfig) -> Result<usize> {
     Ok(count)
 }
 
-/// Whether a device can compute with weights as the configuration wants them.
+/// Checks that a device supports the configured type of frozen weights.
 ///
 /// # Errors
-/// If not, why.
+/// If it does not, with the reason.
 pub fn check_base(config: &Config, device: &Device) -> Result<()> {
     match (lora(config), device.adapter()) {
         (Some(Lora { base: DType::F16, .. }), Some(adapter)) if !device.has_f16() => {

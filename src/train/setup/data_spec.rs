@@ -1,11 +1,10 @@
-//! From `[data]` to the text and the tokenizer that it means.
+//! Text and tokenizer from `[data]`.
 
 use crate::config::{self, DataConfig};
 use crate::data::{ChatSpec, CorpusSpec, DataSpec, Packing};
 use std::path::Path;
 
-/// The text that the configuration means, and its tokenizer. Data sets are in `data_dir`, token files are kept in
-/// `cache`.
+/// The configured text and its tokenizer. Data sets are in `data_dir`, cached token files in `cache`.
 pub fn data_spec<'a>(data: &'a DataConfig, data_dir: &'a Path, cache: Option<&'a Path>) -> DataSpec<'a> {
     let corpus = CorpusSpec {
         corpus: &data.corpus,
@@ -18,14 +17,14 @@ pub fn data_spec<'a>(data: &'a DataConfig, data_dir: &'a Path, cache: Option<&'a
     DataSpec { corpus, tokenizer: &data.tokenizer, vocab_size: data.vocab_size, packing: packing(data) }
 }
 
-/// Where the chat template is that the configuration means: that of the tokenizer, unless it names one.
+/// The configured chat template; by default the tokenizer's.
 pub fn chat_spec(data: &DataConfig) -> ChatSpec<'_> {
     let tokenizer = Path::new(&data.tokenizer);
     let folder = if tokenizer.is_dir() { Some(tokenizer) } else { tokenizer.parent() };
     ChatSpec { template: &data.chat_template, folder: folder.filter(|folder| !folder.as_os_str().is_empty()) }
 }
 
-/// How documents become rows; `None` leaves it to what they are.
+/// The configured packing; `None` for `auto`.
 pub fn packing(data: &DataConfig) -> Option<Packing> {
     match data.packing {
         config::Packing::Auto => None,

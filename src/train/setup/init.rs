@@ -1,4 +1,4 @@
-//! A run that begins with a model from elsewhere: its shape and tokenizer become the configuration's.
+//! `model.init`: shape, tokenizer and weights of a pretrained model.
 
 use super::adapters::lora;
 use super::vocabulary::with_vocabulary;
@@ -14,8 +14,7 @@ use std::path::Path;
 /// The rows of a continuous text, in tokens: longer ones take memory, and few texts depend on more at once.
 pub(in crate::train) const STREAM_ROW: usize = 1024;
 
-/// Finds the folder that `model.init` means, by its path or by the name of a fetched model, and takes the shape of the
-/// model in it.
+/// Finds the folder of `model.init`, a path or a fetched model, and applies its shape.
 ///
 /// # Errors
 /// If there is no such folder, or those of [`take_shape_of_init`].
@@ -36,11 +35,10 @@ pub fn find_init(resolved: &mut Resolved) -> Result<()> {
     take_shape_of_init(resolved)
 }
 
-/// Fills in what follows from `model.init`: the shape of the model in that folder, and its tokenizer. Without it, or
-/// where the configuration is that of a run that has begun, nothing changes.
+/// Applies shape and tokenizer of the model in `model.init`. Has no effect without it, or for a started run.
 ///
 /// # Errors
-/// If there is no model in the folder, or a key that was set says otherwise.
+/// If there is no model in the folder, or a set key contradicts it.
 pub fn take_shape_of_init(resolved: &mut Resolved) -> Result<()> {
     let its = &resolved.config.model;
     // A run's own config.toml has the vocabulary, and with it all else that was taken from the folder.
@@ -82,7 +80,7 @@ pub fn take_shape_of_init(resolved: &mut Resolved) -> Result<()> {
     Ok(())
 }
 
-/// The `[model]` that describes this shape, with what is no shape as in `its`.
+/// `[model]` for this shape, with all other keys from `its`.
 fn keys_of(shape: &ModelConfig, its: &config::ModelConfig) -> config::ModelConfig {
     let mut keys = config::ModelConfig {
         kind: shape.kind.as_str().into(),
@@ -120,11 +118,11 @@ fn keys_of(shape: &ModelConfig, its: &config::ModelConfig) -> config::ModelConfi
     keys
 }
 
-/// Refuses a tokenizer that is not the one of `model.init`, unless the run is to have a new one: its ids would stand
-/// for other tokens. A model without a tokenizer takes any.
+/// Refuses a tokenizer other than that of `model.init`, whose ids would differ, unless `model.new_tokenizer` is set. A
+/// model without a tokenizer accepts any.
 ///
 /// # Errors
-/// If it is another, or that of the model cannot be read.
+/// If it differs, or the model's tokenizer cannot be read.
 pub(in crate::train) fn check_tokenizer(resolved: &Resolved, tokenizer: &Tokenizer) -> Result<()> {
     let model = &resolved.config.model;
     if model.init.is_empty() || model.new_tokenizer {
@@ -155,10 +153,10 @@ fn kept_ids(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Option<u32>>> 
     Ok(its.map_or_else(|| vec![None; tokenizer.vocab_size()], |its| its.shared_ids(tokenizer)))
 }
 
-/// What a new tokenizer does to the model, in words.
+/// A note on the effect of a new tokenizer.
 ///
 /// # Errors
-/// If that of the model cannot be read.
+/// If the model's tokenizer cannot be read.
 pub(in crate::train) fn vocabulary_note(config: &Config, tokenizer: &Tokenizer) -> Result<String> {
     let kept = kept_ids(config, tokenizer)?;
     let (all, shared) = (kept.len(), kept.iter().flatten().count());
@@ -169,11 +167,11 @@ pub(in crate::train) fn vocabulary_note(config: &Config, tokenizer: &Tokenizer) 
     ))
 }
 
-/// The model that a run begins with: that of `model.init`, or one with random weights; with adapters if there are to be
-/// any. A new `tokenizer` gives it another embedding; without it, the values of that come from another rank.
+/// The initial model of a run: that of `model.init`, or one with random weights; with LoRA adapters if configured. A
+/// new `tokenizer` changes its embedding; without it, the embedding's values come from another rank.
 ///
 /// # Errors
-/// If it cannot be read, is not of this shape, or cannot be adapted as asked.
+/// If it cannot be read, has another shape, or cannot be adapted.
 pub(in crate::train) fn first_model(
     config: &Config,
     shape: &ModelConfig,

@@ -1,4 +1,4 @@
-//! Limits that the environment sets on the memory of a device or of the machine.
+//! Memory limits of device and machine from the environment.
 
 use crate::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! What a configuration decides before the first step: devices, precision, data, the shape of the model and its start.
+//! Set-up from the configuration: devices, precision, data, model shape and initial weights.
 
 pub(super) mod adapters;
 pub(super) mod data_spec;

@@ -1,14 +1,14 @@
-//! The shape of the model that a configuration describes.
+//! The configured shape of the model.
 
 use crate::config::{self, Config, Resolved};
 use crate::models::{LlamaConfig, ModelConfig, ModelKind};
 use crate::nn::RopeScaling;
 use crate::{Error, Result};
 
-/// The shape of the model for a tokenizer of so many tokens.
+/// The shape of the model for a tokenizer with `tokens` tokens.
 ///
 /// # Errors
-/// If there is no such family, or it has no use for a key that is set.
+/// If the family is unknown, or does not use a key that is set.
 pub(in crate::train) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelConfig> {
     let model = &resolved.config.model;
     let wrong = |key: &'static str, message| Error::Config {
@@ -93,7 +93,7 @@ fn llama(model: &config::ModelConfig, head_dim: usize) -> LlamaConfig {
     }
 }
 
-/// The first key that only Llamas have a use for and that is not as it is by default.
+/// The first Llama-only key with a value other than its default.
 fn set_for_llama(config: &Config) -> Option<&'static str> {
     let (its, default) = (&config.model, config::ModelConfig::default());
     let changed = [

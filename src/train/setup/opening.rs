@@ -1,4 +1,4 @@
-//! Opens the devices that a configuration asks for, and says what was chosen and why. Nothing falls back silently.
+//! Opens the configured devices, and notes the choices and their reasons. Nothing falls back silently.
 
 use super::memory_limit::memory_limit;
 use crate::comm::Launch;
@@ -10,29 +10,28 @@ use crate::{Device, Error, Result, cpu};
 use std::path::Path;
 use std::time::Instant;
 
-/// What the note begins with that says which device `auto` came to.
+/// Prefix of the note on the device chosen by `auto`.
 pub const AUTO: &str = "device auto: ";
 
-/// How devices are opened.
+/// Options for opening devices.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
-    /// Where compiled shaders and measurements are kept; `None` makes them anew.
+    /// Cache folder of compiled shaders and measurements; `None` disables it.
     pub cache: Option<&'a Path>,
-    /// Told what was chosen and why.
+    /// Receives notes on choices and reasons.
     pub note: &'a dyn Fn(&str),
 }
 
 impl Opening<'_> {
-    /// The opened device.
+    /// Opens a device.
     ///
     /// # Errors
-    /// If several are asked for, there is none such, or it does not open.
+    /// If several are configured, or the device does not exist or does not open.
     pub fn open(&self, config: &DeviceConfig) -> Result<Device> {
         self.open_kind(config, single(config)?, false)
     }
 
-    /// As [`Opening::open`], for what computes for long: the matmul kernels of a GPU are autotuned first, if they never
-    /// were.
+    /// [`Opening::open`] for long computations: autotunes the GEMMs of a GPU first, if they are not yet.
     ///
     /// # Errors
     /// Those of [`Opening::open`].
@@ -40,12 +39,11 @@ impl Opening<'_> {
         self.open_kind(config, single(config)?, true)
     }
 
-    /// As [`Opening::open`] or [`Opening::open_autotuned`], for a run, which may compute on several devices:
-    /// `device.matmul_f32` is definite afterwards, and goes into the run's config.toml, so that no later measurement
-    /// changes its bits. `kept` is the value of a run that is resumed.
+    /// [`Opening::open_autotuned`] for a run, which may use several devices. Resolves `device.matmul_f32` for the run's
+    /// config.toml, so that later measurements do not change its bits. `kept` is the value of a resumed run.
     ///
     /// # Errors
-    /// If there is no such device, or one does not open.
+    /// If a device does not exist or does not open.
     pub fn open_for_run(&self, resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Vec<Device>> {
         keep(resolved, kept);
         let kinds = expand(&resolved.config.device)?;
@@ -55,11 +53,11 @@ impl Opening<'_> {
         std::iter::once(Ok(first)).chain(others).collect()
     }
 
-    /// Autotunes the matmul kernels of a GPU, whether they were before or not, and keeps the measurements in the cache
-    /// folder, where all that is opened later finds them. A software adapter is measured too.
+    /// Autotunes the GEMMs of a GPU, even if they already are, and caches the measurements for later starts. Also
+    /// measures software adapters.
     ///
     /// # Errors
-    /// If no GPU is asked for or it does not open, there is no cache folder, or the driver reported an error.
+    /// If no GPU is configured or it does not open, there is no cache folder, or the driver reported an error.
     pub fn tune(&self, config: &DeviceConfig, effort: &Effort) -> Result<Tuned> {
         let Some(cache) = self.cache else {
             let message = "there is no cache folder for the measurements: set RUSTYFLOW_CACHE_DIR";
@@ -171,7 +169,7 @@ impl Opening<'_> {
         Ok(gpu)
     }
 
-    /// The CPU in place of a device that cannot be opened, if that is allowed.
+    /// The CPU instead of a device that cannot be opened, if fallback is allowed.
     fn or_fall_back(&self, config: &DeviceConfig, opened: Result<Device>) -> Result<Device> {
         match opened {
             Err(error) if config.allow_fallback => {
@@ -183,7 +181,7 @@ impl Opening<'_> {
     }
 }
 
-/// A GPU whose kernels are chosen without and with what [`Opening::tune`] measured.
+/// A GPU with default tiles, and with the tiles autotuned by [`Opening::tune`].
 pub struct Tuned {
     pub default: Gpu,
     pub tuned: Gpu,
@@ -208,7 +206,7 @@ fn with_matmul_f32(gpu: Gpu, how: MatmulF32) -> Gpu {
     }
 }
 
-/// Where several processes of a job run on one machine, each takes a GPU of its own, unless it is told which.
+/// If several processes of a job run on one machine, each uses a different GPU, unless one is configured.
 pub fn choose_of_machine(config: &mut DeviceConfig, launch: Option<Launch>) {
     let (Some(launch), Some(DeviceKind::Auto | DeviceKind::Gpu(None))) = (launch, config.kind.single()) else { return };
     let gpus: Vec<usize> = adapters().into_iter().filter(|a| !a.is_software()).map(|a| a.index).collect();
@@ -242,13 +240,13 @@ fn expand(config: &DeviceConfig) -> Result<Vec<DeviceKind>> {
     Ok(kinds)
 }
 
-/// Makes `device.matmul_f32` definite on a device that is open.
+/// Resolves `device.matmul_f32` for an open device.
 pub fn resolve_matmul_f32(resolved: &mut Resolved, device: &Device) {
     let (value, how) = effective_matmul_f32(device);
     resolved.resolve_matmul_f32(value, how);
 }
 
-/// A resumed run goes on with the value that it has, unless another one is asked for.
+/// Keeps the value of a resumed run, unless another is configured.
 fn keep(resolved: &mut Resolved, kept: Option<MatmulF32>) {
     if let Some(kept) = kept.filter(|kept| *kept != MatmulF32::Auto) {
         resolved.resolve_matmul_f32(kept, "as the run began");
@@ -335,7 +333,7 @@ fn gpu_number(given: Option<usize>) -> Result<Option<usize>> {
     }
 }
 
-/// An error about what was asked for.
+/// An error about the request.
 fn invalid(message: String) -> Error {
     Error::Invalid(message)
 }

@@ -1,10 +1,10 @@
-//! What `device.precision` means for a device.
+//! `device.precision` on a device.
 
 use crate::config::{Precision, Resolved};
 use crate::models::ModelConfig;
 use crate::{DType, Device, Error, Result};
 
-/// The type of the operands of matmuls.
+/// Type of GEMM operands.
 pub fn operands(precision: Precision) -> DType {
     match precision {
         Precision::F32 => DType::F32,
@@ -12,8 +12,8 @@ pub fn operands(precision: Precision) -> DType {
     }
 }
 
-/// What matmuls are computed in: "f32", or of mixed precision what the device has for it, and for which matmuls of
-/// this model it cannot be used.
+/// Description of GEMM precision: "f32", or, for mixed precision, the device's tensor cores and the GEMMs of this model
+/// that cannot use them.
 pub fn describe_precision(precision: Precision, device: &Device, model: &ModelConfig) -> String {
     let side = device.limits().coop_matrix;
     match precision {
@@ -46,7 +46,7 @@ fn on_tensor_cores(side: u32, model: &ModelConfig) -> String {
     text
 }
 
-/// Whether a device can train in this precision.
+/// Checks that a device can train in this precision.
 ///
 /// # Errors
 /// If not, why.

@@ -1,4 +1,4 @@
-//! The number of steps of a run, and its learning rate at each.
+//! Number of steps of a run, and its learning-rate schedule.
 
 use crate::config::{self, Config, TrainLength};
 use crate::optim::{LearningRate, Schedule};
@@ -11,7 +11,7 @@ pub(in crate::train) fn total_steps(length: TrainLength, steps_per_epoch: f64) -
     }
 }
 
-/// The learning rate over `total_steps`.
+/// The learning-rate schedule over `total_steps`.
 pub(in crate::train) fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
     let t = &config.train;
     LearningRate {

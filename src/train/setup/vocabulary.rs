@@ -1,12 +1,12 @@
-//! A model with another vocabulary: its embedding and head get the rows that a new tokenizer needs.
+//! Changes the vocabulary of a model: embedding and head get the rows of a new tokenizer.
 
 use crate::models::{LanguageModel, ModelConfig, build};
 use crate::tensor::{DryRun, with_weights_on};
 use crate::{Device, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 
-/// The model with the vocabulary of `shape`, and its other sizes. `kept` has for each new id the id whose rows of the
-/// embedding and the head it takes over, if there is one; all other rows are random, about as large as those.
+/// The model with the vocabulary of `shape`. `kept` maps each new id to the old id whose rows in embedding and head it
+/// keeps, if any; other rows are random, with the scale of the old ones.
 ///
 /// # Errors
 /// If there is no such model.
@@ -33,8 +33,7 @@ pub(in crate::train) fn with_vocabulary(
     result.map(|()| new)
 }
 
-/// The `random` values of a parameter with so many rows, made about as large as those of the old one, and with the
-/// rows of that which are kept.
+/// The `random` values of a parameter with `rows` rows, scaled like the old one, with its kept rows.
 fn with_rows(old: &[f32], mut random: Vec<f32>, rows: usize, kept: &[Option<u32>]) -> Vec<f32> {
     let width = random.len() / rows;
     let size = |values: &[f32]| {

@@ -1,6 +1,6 @@
-//! What a recurrent model knows of the text after the last batch, in a checkpoint: `h` (L, B, C), and of an LSTM `c`,
-//! in `recurrent_state.safetensors`. Without it, a run that is resumed would take the middle of its text for a
-//! beginning. Each of several ranks knows it of its own sequences; the file is of all.
+//! States of a recurrent model after the last batch, in a checkpoint: `h` (L, B, C), and `c` of an LSTM, in
+//! `recurrent_state.safetensors`. Without them, a resumed run would treat the middle of its text as a beginning. Each
+//! rank has the states of its sequences; the file has all.
 
 use crate::models::{Cache, ModelConfig};
 use crate::tensor::Bytes;
@@ -74,10 +74,10 @@ pub(in crate::train) fn read(checkpoint: Option<&Path>, shape: &ModelConfig) -> 
     fs::read(&path).map_err(|e| Error::io("read", &path, e))
 }
 
-/// What a model of this shape knew of so many sequences, by the contents of the file at `path`.
+/// Decodes the states of `sequences` sequences for a model of this shape from the file at `path`.
 ///
 /// # Errors
-/// If it is damaged or of another model, or the device runs out of memory.
+/// If it is damaged or belongs to another model, or the device runs out of memory.
 pub(in crate::train) fn decode(
     path: &Path,
     bytes: &[u8],

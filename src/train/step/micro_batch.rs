@@ -7,7 +7,7 @@ use crate::data::Batch;
 use crate::models::{Cache, Documents, LanguageModel, Past};
 use crate::{Device, Result, Tensor};
 
-/// What computes losses of a replica, beside its optimizer.
+/// The parts of a replica that compute losses, without its optimizer.
 #[derive(Clone, Copy)]
 pub(in crate::train) struct Forward<'a> {
     pub config: &'a Config,
@@ -16,8 +16,7 @@ pub(in crate::train) struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    /// What a piece contributes to the loss of update number `step`, whose batches are these, and `carried` from the
-    /// text before.
+    /// The loss of a piece in update `step` with these batches, given the states `carried` from the preceding text.
     pub fn losses<'b>(
         self,
         share: &'b Share,
@@ -38,8 +37,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// What a part of a batch contributes to the mean loss over the `predicted` tokens of a step, with the dropout
-    /// masks that its sequences have in the whole batch in pass number `pass`.
+    /// The share of a part of a batch in the mean loss over a step's `predicted` tokens, with the dropout masks of its
+    /// sequences in the whole batch in pass `pass`.
     pub fn loss(
         &self,
         batch: &Batch,
@@ -70,8 +69,7 @@ impl<'a> Forward<'a> {
         &batch.targets[piece.rows.start * t..piece.rows.end * t]
     }
 
-    /// Computes with a part of a batch and what a recurrent model knows of the text before it; afterwards it knows of
-    /// that part too. Of any other model nothing is known.
+    /// Computes with a part of a batch and its recurrent states, and updates them; other models have none.
     fn continuing<T>(
         &self,
         share: &Share,

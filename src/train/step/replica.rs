@@ -1,4 +1,4 @@
-//! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
+//! The state of one device: the whole model, its optimizer, and its share of every step's sequences.
 
 use super::carried;
 use super::micro_batch::Forward;
@@ -16,12 +16,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a run minimizes. Evaluations measure the plain loss instead.
+/// The training criterion. Evaluations use the plain loss.
 pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
     Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
 }
 
-/// What pass number `pass` of a run drops.
+/// The dropout of pass `pass` of a run.
 pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
     let (model, adapters) = (&config.model, config.lora.dropout as f32);
     let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
@@ -51,42 +51,42 @@ pub(in crate::train) fn count_predicted(targets: &[u32]) -> usize {
     targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
 }
 
-/// What one device has of a run.
+/// The state of one device in a run.
 pub(in crate::train) struct Replica {
     pub config: Arc<Config>,
     pub device: Device,
     pub model: Box<dyn LanguageModel>,
     pub parameters: ParameterArena,
     pub optimizer: Optimizer,
-    /// Of the training split.
+    /// Tokens of the training split.
     pub tokens: Tokens,
     pub loader: Loader,
     pub place: Place,
     /// The sequences of each step that this device computes.
     pub share: Share,
-    /// Passes that its part of a batch is computed in: more than one where the memory does not suffice.
+    /// Number of micro-batches per batch; more than one if memory is short.
     pub micro_batches: usize,
-    /// What a recurrent model knows of the text after the last batch, for each of this device's sequences.
+    /// Recurrent states after the last batch, for this device's sequences.
     pub carried: Option<Cache>,
     pub sync: Box<dyn GradientSync>,
-    /// What a user should know and has not been told.
+    /// Pending notes for the user.
     pub notes: Vec<String>,
 }
 
-/// An update, whose numbers are still being computed.
+/// An update whose metrics may be pending.
 pub(in crate::train) struct Update {
-    /// The mean over all tokens of the step that are predicted: on all devices, or where they train apart on this one.
+    /// Mean loss over all targets of the step: on all devices, or on this one with local steps.
     pub loss: Tensor,
     /// The first element is the sum of the squared gradients.
     pub squares: Tensor,
-    /// Where the loader stands after it.
+    /// Position of the loader after it.
     pub position: Position,
-    /// Tokens that it learned from, on all devices.
+    /// Tokens trained on, on all devices.
     pub tokens: u64,
 }
 
 impl Replica {
-    /// One that computes all of a step, as a device alone does.
+    /// A replica that computes whole steps, as on a single device.
     pub fn new(
         config: Arc<Config>,
         device: Device,
@@ -114,8 +114,8 @@ impl Replica {
         }
     }
 
-    /// How long forward and backward of so many sequences take: the least of a few times, the first of which prepares
-    /// the device. Updates nothing.
+    /// Seconds of forward and backward of `sequences` sequences: the minimum of a few runs, after a warm-up. Updates
+    /// nothing.
     ///
     /// # Errors
     /// If the device reported an error, or has no memory for a single sequence.
@@ -145,7 +145,7 @@ impl Replica {
         Ok(least)
     }
 
-    /// The loss of a step that is aborted once there are its gradients.
+    /// The loss of a step that is aborted after its gradients.
     fn rehearse(&mut self, batches: &[Batch]) -> Result<Tensor> {
         let (pieces, mut rehearsal, carried) = (self.share.pieces(self.micro_batches), Rehearsal::default(), &mut None);
         let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
@@ -195,7 +195,7 @@ impl Replica {
         }
     }
 
-    /// One attempt: forward and backward over this device's share of the batches, and what the step makes of it.
+    /// One attempt: forward and backward over this device's share of the batches, and the update.
     fn attempt(
         &mut self,
         batches: &[Batch],
@@ -264,10 +264,10 @@ impl Replica {
         Ok(())
     }
 
-    /// Lets batches start at this position.
+    /// Starts batches at this position.
     ///
     /// # Errors
-    /// If the text has no such place.
+    /// If the position is not in the text.
     pub fn start_loader(&mut self, position: Position) -> Result<()> {
         self.loader = loader(&self.config, self.model.config().kind, self.tokens.clone(), position)?;
         Ok(())

@@ -1,4 +1,4 @@
-//! From the configuration to the rules that update the parameters, and to what those remember.
+//! Update rules of parameters from the configuration, and their memory.
 
 use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompute};
 use crate::models::{LanguageModel, ModelConfig, matmul_weights};
@@ -11,17 +11,17 @@ use crate::{DType, Device, Error, Result};
 use globset::{Glob, GlobMatcher};
 use std::collections::HashMap;
 
-/// What is trained of a model.
+/// The trained part of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trained {
     pub parameters: usize,
-    /// How many numbers the optimizer remembers.
+    /// Number of elements in the optimizer's moments.
     pub moments: usize,
     /// Of how many of the parameters each of several ranks has f16 copies, and f32 values only of its own part.
     pub divided: usize,
     /// How many of those f32 values a rank lacks at least.
     pub elsewhere: usize,
-    /// Where only adapters are trained, what the frozen weights of linear layers are stored as.
+    /// Storage type of frozen linear weights, with LoRA.
     pub frozen: Option<DType>,
 }
 

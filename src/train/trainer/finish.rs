@@ -1,4 +1,4 @@
-//! What a run leaves besides checkpoints and metrics: samples, the profile, the sums, and the page that shows them.
+//! Output of a run besides checkpoints and metrics: samples, profile, summary and report.
 
 use super::Trainer;
 use super::prepare::adapters;
@@ -18,7 +18,7 @@ use serde_json::json;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
-/// Tokens of a sample after an evaluation: enough to see what a model has learnt, and few beside an evaluation.
+/// Tokens of a sample after an evaluation: enough to judge the model, and cheap compared with the evaluation.
 const SHORT_SAMPLE: usize = 64;
 
 impl Trainer<'_> {
@@ -66,7 +66,7 @@ impl Trainer<'_> {
         Ok(summary)
     }
 
-    /// Ends the other ranks, and tells what their time went into.
+    /// Stops the other ranks, and returns their times by activity.
     fn end_ranks(&mut self) -> Result<Vec<RankTimes>> {
         let ranks = self.leader.times(&self.replica)?;
         self.leader.stop(None);
@@ -130,8 +130,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Appends what the model writes now to `samples.jsonl`. A signal does not cut it short: a run that is resumed has
-    /// the same samples as one that was never stopped.
+    /// Appends a sample to `samples.jsonl`. A signal does not interrupt it, so a resumed run has the same samples as an
+    /// uninterrupted one.
     pub(super) fn add_sample(&mut self) -> Result<()> {
         let tokens = SHORT_SAMPLE.min(self.config.generate.max_new_tokens);
         // The profile is of training alone, so nothing of the sample may end later.

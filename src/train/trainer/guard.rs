@@ -1,16 +1,15 @@
-//! Decides whether a run may go on: the verdict on a logged step or an evaluation follows from its numbers, from what
-//! the guard remembers and from `[guard]` of the configuration, and from nothing else.
+//! Decides whether a run may continue: the verdict on a logged step or an evaluation depends only on its numbers, the
+//! guard's state and `[guard]` of the configuration.
 //!
-//! The optimizer makes no update from gradients whose norm is not finite, and counts on the device how often that was.
-//! The guard sees loss, norm and count of logged steps, once they have arrived. `trainer/recovery.rs` acts on the
-//! verdict.
+//! The optimizer skips updates with a non-finite gradient norm and counts them on the device. The guard receives loss,
+//! norm and count of logged steps when they arrive. `trainer/recovery.rs` acts on the verdict.
 
 use crate::config::{GuardConfig, NonFinite};
 use crate::train::checkpoint::GuardState;
 use crate::train::run::events::Step;
 use crate::units;
 
-/// What the guard remembers besides [`GuardState`]: a resumed run starts with the default.
+/// State of the guard besides [`GuardState`]; a resumed run starts with the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(in crate::train) struct Monitor {
     /// The device's count of skipped updates, as last seen.
@@ -29,17 +28,17 @@ pub(in crate::train) enum Anomaly {
     Spike { loss: f64, mean: f64, deviation: f64, step: usize },
 }
 
-/// What to do after a logged step or an evaluation.
+/// The decision after a logged step or an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::train) enum Verdict {
-    /// All steps up to this one are good.
+    /// No anomaly up to this step.
     Fine,
-    /// Go on without the updates that the optimizer has skipped: so many in a row by now.
+    /// Continue without the skipped updates, with the number of consecutive ones.
     Skip {
         anomaly: Anomaly,
         in_a_row: usize,
     },
-    /// Go back to the newest good checkpoint, or stop if there is none.
+    /// Roll back to the newest good checkpoint, or stop if there is none.
     RollBack(Anomaly),
     Stop(Anomaly),
 }

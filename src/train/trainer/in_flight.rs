@@ -63,7 +63,7 @@ fn unless_no_memory<T>(read: Result<T>) -> Result<T> {
 /// A logged step without the numbers that are still being computed.
 pub(in crate::train) struct PendingStep {
     step: Step,
-    /// Tokens that this process has learned from, this step included.
+    /// Tokens that this process has trained on, including this step.
     pub(in crate::train) tokens: u64,
     numbers: PendingNumbers,
 }
@@ -95,15 +95,15 @@ impl PendingStep {
     }
 }
 
-/// What of a model a checkpoint holds.
+/// The trained contents of a checkpoint.
 #[derive(Clone, Copy)]
 pub(in crate::train) enum Contents {
     Model,
-    /// Of one that is frozen.
+    /// LoRA adapters of a frozen model.
     Adapters,
 }
 
-/// A snapshot whose weights and moments are on their way.
+/// A snapshot with pending reads of weights and moments.
 pub(in crate::train) struct PendingSnapshot {
     /// Without the values that follow from the numbers of steps in flight.
     state: TrainerState,
@@ -113,7 +113,7 @@ pub(in crate::train) struct PendingSnapshot {
     further: Further,
     /// The averages of the weights, if the run keeps any: they are the model's weights then.
     averages: Option<Readback>,
-    /// What a recurrent model knows of the text so far, of this rank's sequences.
+    /// Recurrent states of this rank's sequences.
     carried: Vec<(Shape, Readback)>,
     /// Whether it is to be the `best`.
     pub(in crate::train) best: bool,
@@ -143,7 +143,7 @@ impl PendingSnapshot {
         Ok(PendingSnapshot { state, values, moments, further, averages, carried, best })
     }
 
-    /// The snapshot, once all has arrived: `weights` makes what is saved of the arenas' bytes.
+    /// Completes the snapshot after all reads; `weights` creates the saved weights from the arenas' bytes.
     ///
     /// # Errors
     /// If the driver reported an error.

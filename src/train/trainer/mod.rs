@@ -1,4 +1,4 @@
-//! A run under way: steps, evaluations, checkpoints, and the end.
+//! A running training: steps, evaluations, checkpoints, and the end.
 
 mod finish;
 mod guard;

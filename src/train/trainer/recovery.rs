@@ -1,4 +1,4 @@
-//! Acts on the guard's verdicts: goes back to a checkpoint, or ends the run with a diagnosis.
+//! Acts on the guard's verdicts: rolls back to a checkpoint, or stops the run with a diagnosis.
 
 use super::Trainer;
 
@@ -31,10 +31,10 @@ impl Trainer<'_> {
         self.act(verdict)
     }
 
-    /// Does what a verdict asks for. True if the run was rolled back.
+    /// Acts on a verdict. True if the run was rolled back.
     ///
     /// # Errors
-    /// [`Error::Diverged`] if the run must stop, or has no checkpoint to go back to.
+    /// [`Error::Diverged`] if the run must stop, or has no checkpoint for a rollback.
     pub(super) fn act(&mut self, verdict: Verdict) -> Result<bool> {
         match verdict {
             Verdict::Fine => Ok(false),
@@ -49,7 +49,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// Goes back to the newest good checkpoint, with a lower learning rate.
+    /// Rolls back to the newest good checkpoint, with a lower learning rate.
     fn recover(&mut self, anomaly: &Anomaly) -> Result<()> {
         let cause = self.cause(anomaly)?;
         // Snapshots that were requested since are no better than the step that went wrong.

@@ -1,4 +1,4 @@
-//! Finds where a run left off, and checks that it may continue with this configuration.
+//! Finds the checkpoint to resume from, and checks that the run may continue with this configuration.
 
 use crate::config::{Config, DeviceBatch, Layers, Resolved};
 use crate::optim::{Optimizer, ParameterArena, SavedMoments};

@@ -11,8 +11,8 @@ use std::time::Instant;
 /// one whose device was lost, once, if it can be opened again.
 ///
 /// # Errors
-/// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the
-/// run's folder cannot be made, if the device reports an error, or [`Error::Diverged`].
+/// If a run cannot be resumed with this configuration, the corpus, tokenizer, model or run folder cannot be created, or
+/// the device reports an error; or [`Error::Diverged`].
 pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
     let TrainOptions { on_event, reopen, .. } = options;
     let mut folder = None;
@@ -36,11 +36,10 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
     }
 }
 
-/// Takes part in a job whose rank 0 is in another process: `options.launch` has a place other than the first.
+/// Joins a job whose rank 0 is in another process: `options.launch` is not the first process.
 ///
 /// # Errors
-/// If the text, the configuration or the program are others than on rank 0, the devices cannot be used, or whatever
-/// ends the job.
+/// If the text, configuration or program differ from rank 0's, the devices cannot be used, or the job fails.
 pub fn follow(resolved: &Resolved, options: TrainOptions) -> Result<()> {
     prepare::follow(resolved, options)
 }

@@ -1,4 +1,4 @@
-//! The sizes of a run, settled once its text is read, and whether the devices and the memory suffice for them.
+//! Resolves the sizes of a run after its text is read, and checks that devices and memory suffice.
 
 use crate::comm::Launch;
 use crate::config::{Config, Resolved};

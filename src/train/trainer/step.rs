@@ -1,4 +1,4 @@
-//! One update, and what is reported of it.
+//! One update and its metrics.
 
 use super::Trainer;
 use super::in_flight::{InFlight, PendingStep};
@@ -8,7 +8,7 @@ use crate::train::run::events::{Event, Step};
 use crate::train::step::replica::Update;
 use std::time::Instant;
 
-/// Of so many steps one gets a timestamp around every kernel.
+/// One of this many steps gets timestamps around every kernel.
 const PROFILE_EVERY: usize = 50;
 
 impl Trainer<'_> {

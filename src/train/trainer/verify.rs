@@ -1,4 +1,4 @@
-//! Shows that resuming changes nothing: the same run once in one go and once in two halves, compared to the bit.
+//! Verifies resuming: trains a run uninterrupted and in two halves, and compares all bytes.
 
 use super::run::train;
 use crate::config::Resolved;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What was compared, and what came of it.
+/// Result of the comparison.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verified {
     /// Steps of each half.
@@ -22,14 +22,14 @@ pub struct Verified {
     pub weights_bytes: usize,
     pub optimizer_bytes: usize,
     pub metrics_lines: usize,
-    /// What is not the same; empty if resuming works.
+    /// The differences; empty if resuming works.
     pub differences: Vec<String>,
-    /// Where both runs are, if they differ; else they are removed.
+    /// Folder of both runs, if they differ; otherwise they are removed.
     pub folder: Option<PathBuf>,
 }
 
-/// Trains `2 * steps` steps in one go, then `steps` and, resumed, `steps` again, in a folder of its own in `run.dir`,
-/// and compares weights, optimizer state and metrics. Model, data, batches and optimizer are those of `resolved`.
+/// Trains `2 * steps` steps uninterrupted, and `steps` plus `steps` resumed, in a separate folder in `run.dir`, and
+/// compares weights, optimizer state and metrics. Model, data, batches and optimizer are those of `resolved`.
 ///
 /// # Errors
 /// If there is no step or no device, or a run fails or is stopped.

@@ -1,5 +1,5 @@
-//! `metrics.csv`: a row for each line of `metrics.jsonl` that holds numbers, for spreadsheets and data frames. What a
-//! row does not say is left empty.
+//! `metrics.csv`: a row per line of `metrics.jsonl` with numbers, for spreadsheets and data frames. Missing values are
+//! empty.
 
 use super::{Record, SCALARS, Sink};
 use crate::Result;

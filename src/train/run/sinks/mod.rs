@@ -1,5 +1,4 @@
-//! Where the numbers of a run go while it runs: `metrics.jsonl` always, and the same numbers as CSV and as
-//! TensorBoard's event files where they are asked for.
+//! Sinks of a run's metrics: always `metrics.jsonl`, optionally CSV and TensorBoard's event files.
 
 mod csv;
 mod tensorboard;
@@ -12,14 +11,14 @@ use crate::train::checkpoint::{METRICS, SAMPLES};
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// Takes what is recorded of a run, in its order.
+/// Receives the records of a run in order.
 pub(in crate::train) trait Sink {
     /// # Errors
     /// If it cannot be written.
     fn add(&mut self, record: &Record, folder: &mut RunFolder) -> Result<()>;
 }
 
-/// The sinks that a run is to have, which go on after so many steps; what is in them is of these steps alone.
+/// Opens the configured sinks of a run, to continue after `step` steps; later records are removed.
 ///
 /// # Errors
 /// If a file cannot be created.
@@ -78,7 +77,7 @@ const SCALARS: [Scalar; 11] = [
 ];
 
 impl Record {
-    /// What is recorded of an event, if it is one of those that are.
+    /// The record of an event, if it is recorded.
     pub(in crate::train) fn new(event: &Event) -> Option<Record> {
         let (step, went_back) = match event {
             Event::Step(numbers) => (numbers.step, false),
@@ -91,7 +90,7 @@ impl Record {
         Some(Record { time, step, went_back, line })
     }
 
-    /// Its numbers, as they are in `metrics.jsonl`: null is one that is not finite, but a speed that is not known.
+    /// Its numbers as in `metrics.jsonl`: null means not finite, or an unknown speed.
     fn scalars(&self) -> impl Iterator<Item = (&'static Scalar, &Value)> {
         let of_kind = SCALARS.iter().filter(|scalar| self.line["kind"] == scalar.kind);
         let numbers = of_kind.filter_map(|scalar| Some((scalar, self.line.get(scalar.key)?)));

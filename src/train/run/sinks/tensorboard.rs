@@ -9,8 +9,8 @@
 //! masked CRC-32C of the data    u32
 //! ```
 //!
-//! Event files cannot be shortened: another process may be reading them. A run that goes back says instead from which
-//! step on the events before are void (`SessionLog`'s START), and TensorBoard drops them.
+//! Event files cannot be truncated, because another process may be reading them. After a rollback, a `SessionLog` START
+//! event with the step makes TensorBoard drop the later events.
 //!
 //! Formats: tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto/event.proto and summary.proto.
 
@@ -34,7 +34,7 @@ pub(super) struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Begins a new event file in a run's folder, of a run that has done so many steps.
+    /// Creates a new event file in a run's folder, after `step` completed steps.
     ///
     /// # Errors
     /// If it cannot be created.
@@ -51,7 +51,7 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// What comes after this step is void.
+    /// Invalidates events after this step.
     fn go_back(&mut self, time: Timestamp, step: usize) -> Result<()> {
         self.write(&Event::start(time, step + 1))
     }
@@ -97,7 +97,7 @@ struct Event {
 
 #[derive(prost::Oneof)]
 enum What {
-    /// Of the first event of a file.
+    /// The first event of a file.
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
@@ -133,7 +133,7 @@ impl Event {
         Event { wall_time: time.as_microsecond() as f64 / 1e6, step: step as i64, what: Some(what) }
     }
 
-    /// A session begins: what the file has of this step and later ones is void.
+    /// The start of a session, which invalidates events of this and later steps.
     fn start(time: Timestamp, step: usize) -> Event {
         const START: u32 = 1;
         Event::new(time, step, What::SessionLog(SessionLog { status: START }))

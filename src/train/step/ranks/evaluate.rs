@@ -1,5 +1,5 @@
-//! The loss over the validation split, by all ranks: each computes of so many windows as a step has sequences those
-//! that its share of a step would be, so that none takes more memory or waits longer than in training.
+//! The validation loss on all ranks: windows are divided like the sequences of a step, so that no rank needs more
+//! memory or waits longer than in training.
 
 use crate::comm::Background;
 use crate::data::{Row, Tokens, eval_windows};
@@ -15,11 +15,10 @@ type Losses = Vec<(Readback, usize)>;
 /// Bytes of a mean loss, an f32, and a count.
 const ENTRY: usize = 4 + 8;
 
-/// What all ranks, which call it together, add up in the order of the ranks; `None` if `stop` of rank 0 was set before
-/// the end.
+/// Collective call that sums the losses of all ranks in rank order; `None` if `stop` of rank 0 was set before the end.
 ///
 /// # Errors
-/// If the split has fewer than two tokens, a device reported an error, or the ranks cannot go on together.
+/// If the split has fewer than two tokens, a device reported an error, or a rank failed.
 pub(super) fn evaluate(
     comm: &Background,
     replica: &Replica,
@@ -44,7 +43,7 @@ pub(super) fn evaluate(
     }
 }
 
-/// This rank's part of the losses of a step's windows, of which there may be too few for all.
+/// This rank's losses of a step's windows, of which there may be too few for all ranks.
 fn losses(replica: &Replica, step: &[Row]) -> Result<Losses> {
     let mut losses = Losses::new();
     for piece in replica.share.pieces(replica.micro_batches) {

@@ -1,4 +1,4 @@
-//! Every rank but 0: it does what rank 0 says.
+//! Ranks other than 0, which follow the commands of rank 0.
 
 use super::evaluate::evaluate;
 use super::outer::Outer;
@@ -19,24 +19,24 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a rank begins with.
+/// Initial data of a rank.
 pub(super) struct Follower {
     pub make: Make,
-    /// How long its communicator may have nothing to do before rank 0 says that it lives.
+    /// Idle time after which rank 0 sends a heartbeat.
     pub idle: Duration,
-    /// What has to be the same on all ranks.
+    /// Data that must be equal on all ranks.
     pub identity: Vec<u8>,
     pub config: Arc<Config>,
     pub shape: ModelConfig,
-    /// In how many passes it computes a batch at first.
+    /// Initial number of micro-batches per batch.
     pub splits: usize,
     pub device: Device,
-    /// Of the training split, and of that for validation.
+    /// Tokens of the training and the validation split.
     pub tokens: Tokens,
     pub validation: Tokens,
 }
 
-/// [`run`] in a thread of a process whose first rank tells of its errors.
+/// [`run`] on a thread of a process whose first rank reports its errors.
 pub(super) fn follow(follower: Follower) {
     // All ranks have heard of it.
     drop(run(follower));
@@ -105,7 +105,7 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
     }
 }
 
-/// Takes weights, and the files of moments and of what is known of the text if there are any, as rank 0 sends them.
+/// Receives weights, moments and recurrent states from rank 0.
 fn load(
     replica: &mut Replica,
     outer: Option<&mut Outer>,
@@ -130,7 +130,7 @@ fn load(
     replica.carry_on_from(CARRIED.as_ref(), &known)
 }
 
-/// The model and its optimizer, whose numbers rank 0 is about to send.
+/// Creates model and optimizer; rank 0 sends their values.
 fn replica(follower: Follower, place: Place) -> Result<Replica> {
     let Follower { config, shape, splits, device, tokens, .. } = follower;
     let trained = on_device(first_model(&config, &shape, None)?, &config, &device, place)?;

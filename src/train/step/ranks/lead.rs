@@ -1,4 +1,4 @@
-//! Rank 0: it tells the other ranks what to do, and does the same.
+//! Rank 0, which sends commands to the other ranks and executes them too.
 
 use super::evaluate::evaluate;
 use super::outer::Outer;
@@ -33,13 +33,13 @@ pub(in crate::train) struct Leader {
     waited: Arc<Mutex<Duration>>,
 }
 
-/// What the ranks other than 0 have, and their outer step.
+/// Checkpoint data of the other ranks, and of their outer step.
 #[derive(Default)]
 pub(in crate::train) struct Further {
     pub moments: Vec<(Moment, Bytes)>,
-    /// Their parts of the weights, where the ranks divide those.
+    /// Their parts of sharded weights.
     pub values: Vec<(Range<usize>, Bytes)>,
-    /// Of a recurrent model, what each rank knows of the text, as the file of a checkpoint.
+    /// Each rank's recurrent states, as a checkpoint file.
     pub carried: Vec<Vec<u8>>,
 }
 
@@ -47,7 +47,7 @@ pub(in crate::train) struct Further {
 struct Job {
     comm: Arc<Background>,
     threads: Vec<JoinHandle<()>>,
-    /// Whether the devices round alike, so that the same updates leave the same bits.
+    /// Whether the devices round identically, so that equal updates give equal bits.
     are_alike: bool,
     /// Whether rank 0 has all that the others have.
     has_one_state: bool,
@@ -57,15 +57,14 @@ struct Job {
     device_batch: DeviceBatch,
 }
 
-/// Updates after which ranks on different kinds of devices, whose weights drift apart by rounding, take those of rank
-/// 0.
+/// Updates between alignments: ranks on unlike devices, whose weights drift by rounding, then copy those of rank 0.
 const ALIGN_EVERY: usize = 50;
 
 const EVENLY_DIVIDED: &str = "the devices differ, but have equal shares of a step: train.device_batch = \"auto\" \
                               divides it by speed";
 
 impl Leader {
-    /// Brings the ranks of a job together, if there are several: the others make their models while this one makes its
+    /// Connects the ranks of a job, if there are several: the others create their models while this one creates its
     /// own, with which it [joins](Leader::join) them.
     ///
     /// # Errors
@@ -83,10 +82,10 @@ impl Leader {
         Ok(leader)
     }
 
-    /// Makes this replica the first of the job's, and has the others take their shares.
+    /// Makes this replica rank 0 of the job, and assigns shares to the others.
     ///
     /// # Errors
-    /// If the sequences cannot be divided, a device cannot be measured, or the ranks cannot go on together.
+    /// If the sequences cannot be divided, a device cannot be measured, or a rank failed.
     pub fn join(&mut self, replica: &mut Replica) -> Result<()> {
         let Some(job) = &mut self.job else {
             let (config, kind) = (&replica.config, replica.model.config().kind);
@@ -168,12 +167,13 @@ impl Leader {
     /// Meets the others before the round of ranks that train apart is over here, whose result is to be replaced.
     ///
     /// # Errors
-    /// If the ranks cannot go on together.
+    /// If a rank failed.
     pub fn abandon_round(&mut self, replica: &Replica) -> Result<()> {
         if self.round_end.is_some() { self.end_round(replica) } else { Ok(()) }
     }
 
-    /// Whether all ranks have the same weights, as they do but for rounding unless they train apart.
+    /// Whether all ranks have equal weights (up to rounding), which they do except between synchronizations of local
+    /// steps.
     pub fn is_between_rounds(&self) -> bool {
         self.round_end.is_none()
     }
@@ -183,7 +183,7 @@ impl Leader {
     /// weights, `weights` are all that this one began with.
     ///
     /// # Errors
-    /// If a file of the checkpoint cannot be read, or the ranks cannot go on together.
+    /// If a file of the checkpoint cannot be read, or a rank failed.
     pub fn load(
         &mut self,
         replica: &mut Replica,
@@ -216,10 +216,10 @@ impl Leader {
         Ok(())
     }
 
-    /// Gives all ranks the same bits, if their devices may have left others: a run that is resumed begins so.
+    /// Copies rank 0's weights to all ranks, if their devices may round differently, as at the start of a resumed run.
     ///
     /// # Errors
-    /// If the ranks cannot go on together.
+    /// If a rank failed.
     pub fn align(&mut self, replica: &Replica) -> Result<()> {
         self.job.as_mut().map_or(Ok(()), |job| job.align(replica))
     }
@@ -234,7 +234,7 @@ impl Leader {
     /// The loss over the validation split, of all ranks; `None` if `stop` was set before the end.
     ///
     /// # Errors
-    /// If a device reported an error, or the ranks cannot go on together.
+    /// If a device reported an error, or a rank failed.
     pub fn evaluate(&mut self, replica: &Replica, validation: &Tokens, stop: &AtomicBool) -> Result<Option<Total>> {
         let Some(job) = &mut self.job else { return Ok(None) };
         job.align(replica)?;
@@ -244,10 +244,10 @@ impl Leader {
         Ok(total)
     }
 
-    /// What a checkpoint is to have and this rank has not.
+    /// Checkpoint data that this rank lacks.
     ///
     /// # Errors
-    /// If the ranks cannot go on together.
+    /// If a rank failed.
     pub fn further(&self, replica: &Replica) -> Result<Further> {
         let mut further = Further::default();
         if let Some(job) = self.job.as_ref().filter(|job| !job.has_one_state) {
@@ -269,10 +269,10 @@ impl Leader {
         Ok(further)
     }
 
-    /// What the time of each rank went into; nothing of one alone.
+    /// Time by activity of each rank; empty for a single rank.
     ///
     /// # Errors
-    /// If the ranks cannot go on together.
+    /// If a rank failed.
     pub fn times(&mut self, replica: &Replica) -> Result<Vec<RankTimes>> {
         let Some(job) = &mut self.job else { return Ok(Vec::new()) };
         job.send(&Command::Report)?;
@@ -282,7 +282,7 @@ impl Leader {
         times
     }
 
-    /// Ends the other ranks: with the run if it is `None`, or for this reason.
+    /// Stops the other ranks: at the end of the run (`None`), or with this reason.
     pub fn stop(&mut self, reason: Option<&str>) {
         let Some(job) = self.job.take() else { return };
         // Whatever keeps them from hearing it has ended them.

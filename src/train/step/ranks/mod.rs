@@ -1,11 +1,11 @@
-//! Training on several devices: each is a rank, with the whole model and its share of the sequences of every step
-//! (data parallelism). Gradients are summed over all ranks before each update (`reduce.rs`), so that all make the same
-//! one: what one device computes with accumulation, several compute without.
+//! Training on several devices: each is a rank, with the whole model and its share of the sequences of every step (data
+//! parallelism). Gradients are summed over all ranks before each update (`reduce.rs`), so that all ranks make the same
+//! update, equal to one device with gradient accumulation.
 //!
-//! With `train.sync_every` they train apart instead, and meet after so many updates (`outer.rs`).
+//! With `train.sync_every`, ranks make local updates and synchronize after this number of them (`outer.rs`).
 //!
-//! Rank 0 leads (`lead.rs`): it has the run's folder, decides and saves, and sends the others commands,
-//! which they follow (`follow.rs`). So no two ranks can decide differently.
+//! Rank 0 leads (`lead.rs`): it owns the run's folder, makes all decisions, saves, and sends commands to the others
+//! (`follow.rs`), so ranks cannot diverge in decisions.
 
 mod evaluate;
 mod follow;
@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What rank 0 tells the others to do.
+/// Commands of rank 0.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
     /// Take your share of a step, which may have to be measured on all.
@@ -149,7 +149,7 @@ pub fn rank_table(ranks: &[RankTimes]) -> String {
     text + &format!("  rank 0 waited for the others {share:.1}% of its updates\n")
 }
 
-/// What gradients are sent as.
+/// Type of transferred gradients.
 fn wire(config: &Config) -> Wire {
     match config.train.reduce_dtype {
         WeightDtype::F32 => Wire::F32,

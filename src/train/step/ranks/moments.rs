@@ -1,6 +1,5 @@
-//! The moments that other ranks have and rank 0 does not: those of their parts of the parameters
-//! (`train.shard_optimizer`), with the weights of those parts where the ranks divide them; or of their own training
-//! (`train.sync_every`).
+//! Gathers the moments of other ranks on rank 0: those of their parts of the parameters (`train.shard_optimizer`), with
+//! sharded weights; or those of their local steps (`train.sync_every`).
 
 use crate::comm::Background;
 use crate::optim::{Moment, Optimizer, ParameterArena};
@@ -9,7 +8,7 @@ use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A moment, whose bytes follow.
+/// Header of a moment, followed by its bytes.
 #[derive(Serialize, Deserialize)]
 struct Header {
     name: String,
@@ -33,8 +32,7 @@ pub(super) fn send(comm: &Background, parameters: &ParameterArena, optimizer: &O
     Ok(())
 }
 
-/// What the other ranks send, on rank 0. Where they are parts of one, `are_parts`, they have one
-/// scale of the loss, which rank 0 has too.
+/// Receives the moments of the other ranks on rank 0. If they are shards (`are_parts`), all share rank 0's loss scale.
 pub(super) fn receive(comm: &Background, are_parts: bool) -> Result<Vec<(Moment, Bytes)>> {
     let headers = comm.gather(Vec::new())?;
     let bytes = comm.gather(Vec::new())?;

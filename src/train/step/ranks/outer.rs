@@ -1,7 +1,7 @@
-//! The outer step of ranks that train apart (`train.sync_every`): DiLoCo, Douillard et al. 2023.
+//! The outer step of local training (`train.sync_every`): DiLoCo, Douillard et al. 2023.
 //!
-//! Each rank makes so many updates of its own on its share of the sequences, with moments of its own. Then all take one
-//! step of SGD with Nesterov momentum along the mean of their changes, and go on from there:
+//! Each rank makes local updates on its share of the sequences, with its own moments. Then all take one step of SGD
+//! with Nesterov momentum along the mean of their changes, and continue from there:
 //!
 //! ```text
 //! g = mean of (w - w_rank),   m <- 0.9 m + g,   w <- w - 0.7 (g + 0.9 m)         w is what all began with
@@ -20,18 +20,18 @@ use std::time::{Duration, Instant};
 const LEARNING_RATE: f32 = 0.7;
 const MOMENTUM: f32 = 0.9;
 
-/// What changes are multiplied by where they are sent as f16, whose smallest numbers are 6e-8: a thousandth of a weight
-/// keeps its 11 bits then, and a sum of changes may come to 63.
+/// Scale of changes sent as f16, whose smallest numbers are 6e-8: with it, a thousandth of a weight keeps 11 bits, and
+/// sums of changes may reach 63.
 const F16_SCALE: f32 = 1024.0;
 
-/// What a rank knows of the outer steps: the same on all ranks.
+/// State of the outer steps, equal on all ranks.
 pub(super) struct Outer {
     /// Of several ranks.
     comm: Option<Arc<Background>>,
     wire: Wire,
     /// Of this rank in the mean.
     weight: f32,
-    /// What all ranks began the round with.
+    /// Weights at the start of the round.
     begun: Vec<f32>,
     momentum: Vec<f32>,
     /// How long the rank has waited for the others.
@@ -43,7 +43,7 @@ impl Outer {
         Outer { comm, wire, weight, begun: Vec::new(), momentum: Vec::new(), waited }
     }
 
-    /// Begins a round with the values of these parameters, and the momentum of a checkpoint if there is one.
+    /// Starts a round with the values of these parameters, and the momentum of a checkpoint, if any.
     ///
     /// # Errors
     /// If the checkpoint is of others, or the driver reported an error.
@@ -56,10 +56,10 @@ impl Outer {
         Ok(())
     }
 
-    /// Ends a round: the parameters become what all ranks go on with.
+    /// Ends a round: sets the parameters to the synchronized ones.
     ///
     /// # Errors
-    /// If the driver reported an error, or the ranks cannot go on together.
+    /// If the driver reported an error, or a rank failed.
     pub fn step(&mut self, parameters: &ParameterArena) -> Result<()> {
         let trained = parameters.trained()?;
         let values = trained.to_f32()?;

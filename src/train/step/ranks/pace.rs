@@ -1,5 +1,4 @@
-//! How many sequences of a step each rank computes, where that follows from how fast it is:
-//! `train.device_batch = "auto"`.
+//! `train.device_batch = "auto"`: divides the sequences of a step by the speed of the ranks.
 
 use super::share::{Sequences, divided};
 use crate::Result;
@@ -9,11 +8,11 @@ use crate::train::step::replica::Replica;
 /// Rounds of measuring: a GPU takes as long for few sequences as for one, so its speed depends on how many it has.
 const ROUNDS: usize = 3;
 
-/// All ranks compute their parts of a step at once and tell how long it took, first of about as many sequences on each,
-/// then as the round before suggests. Gives the sequences of each rank, the same on all of them.
+/// All ranks time their parts of a step concurrently, first with about equal parts, then with those that the previous
+/// round suggests. Returns the sequences of each rank, equal on all ranks.
 ///
 /// # Errors
-/// If a device has no memory for a single sequence, or the ranks cannot go on together.
+/// If a single sequence does not fit on a device, or a rank failed.
 pub(super) fn measured(comm: &Background, replica: &mut Replica) -> Result<Vec<usize>> {
     let all = Sequences::new(&replica.config, replica.model.config().kind).divided();
     let mut parts = divided(&vec![1.0; comm.size()], all);

@@ -20,9 +20,9 @@
 //! ```text
 //! buckets, in their order | rows of the token embeddings | loss | vote
 //! ```
-//! A rank that runs out of memory sends zeros for what is left, waits until everything is written, and votes against
-//! the update. Then no rank makes it: all compute the step again, and overwrite the sums. Before the first update,
-//! while the order is not known, ranks vote where they agree on it, and have sent nothing.
+//! A rank that runs out of memory sends zeros for the rest, waits until everything is written, and votes against the
+//! update. Then no rank updates: all compute the step again and overwrite the sums. Before the first update, the order
+//! is unknown; ranks vote when they agree on it, before sending anything.
 
 use super::EXCHANGED;
 use super::token_rows::{StepRows, TokenRows};
@@ -54,16 +54,16 @@ pub(super) struct DataParallel {
     state: Rc<RefCell<State>>,
     writer: Writer,
     rows: Option<TokenRows>,
-    /// What is on its way of this attempt beside buckets: pieces of the rows, and the loss.
+    /// Pending transfers of this attempt besides buckets: pieces of the rows, and the loss.
     rows_sent: usize,
     loss_sent: bool,
-    /// The part of the parameters that each rank updates, once that is known.
+    /// The part of the parameters that each rank updates, once known.
     parts: Vec<Range<usize>>,
     /// How long the rank has waited for sums.
     waited: Arc<Mutex<Duration>>,
 }
 
-/// What is known of the buckets in a backward pass.
+/// State of the buckets in a backward pass.
 #[derive(Default)]
 struct State {
     /// Each bucket's part of the arena.
@@ -82,7 +82,7 @@ struct State {
 
 impl DataParallel {
     /// # Errors
-    /// If there is no thread to be had.
+    /// If a thread cannot be started.
     pub fn new(
         comm: Arc<Background>,
         wire: Wire,
@@ -187,7 +187,7 @@ impl DataParallel {
 }
 
 impl State {
-    /// Counts a kernel's outputs; sends what is complete.
+    /// Counts a kernel's outputs; sends complete buckets.
     fn look(&mut self, order: Option<&[usize]>, outputs: &[&Tensor], writer: &Writer) {
         self.kernels += 1;
         let sent = order.map_or(&[][..], |order| &order[..self.sent]);

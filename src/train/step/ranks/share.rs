@@ -1,4 +1,4 @@
-//! Which sequences of a step each rank computes.
+//! Division of a step's sequences among ranks.
 
 use crate::config::{Config, DeviceBatch};
 use crate::models::ModelKind;
@@ -10,7 +10,7 @@ use std::ops::Range;
 pub(in crate::train) struct Sequences {
     batch_size: usize,
     batches: usize,
-    /// Whether each batch goes on from the one before, so that a rank has the same rows of every batch.
+    /// Whether each batch continues the previous one, so that a rank has the same rows of every batch.
     continued: bool,
 }
 
@@ -51,10 +51,10 @@ pub(in crate::train) struct Share {
     of: Sequences,
 }
 
-/// A part of a batch that is computed in one pass.
+/// A part of a batch for one pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::train) struct Piece {
-    /// Which batch of the step.
+    /// Index of the batch in the step.
     pub batch: usize,
     /// Its sequences.
     pub rows: Range<usize>,
@@ -122,7 +122,7 @@ impl Share {
         Ok(Share { rows: before * times..(before + parts[rank]) * times, of })
     }
 
-    /// How many of a step they are.
+    /// Number of sequences per step.
     pub fn len(&self) -> usize {
         if self.of.continued { self.rows.len() * self.of.batches } else { self.rows.len() }
     }

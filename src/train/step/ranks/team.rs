@@ -1,4 +1,4 @@
-//! The ranks of a process, and how they come together: a thread for each further device, and MPI for processes.
+//! The ranks of a process, and their connection: a thread per additional device, and MPI between processes.
 
 use super::follow::{Follower, follow, run};
 use super::{Place, Share};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What the ranks of a process begin with.
+/// Initial data of the ranks of a process.
 pub(in crate::train) struct Team<'a> {
     pub config: &'a Arc<Config>,
     pub shape: &'a ModelConfig,
@@ -21,7 +21,7 @@ pub(in crate::train) struct Team<'a> {
     /// Of the training split, and of that for validation.
     pub tokens: &'a Tokens,
     pub validation: &'a Tokens,
-    /// In how many passes each rank computes a batch at first.
+    /// Initial number of micro-batches per batch.
     pub splits: usize,
     /// Of the first rank.
     pub device: &'a Device,
@@ -31,7 +31,7 @@ pub(in crate::train) struct Team<'a> {
     pub launch: Option<Launch>,
 }
 
-/// What rank 0 leads with.
+/// State with which rank 0 leads.
 pub(super) struct Begun {
     pub comm: Arc<Background>,
     /// Of the other ranks of its process.
@@ -41,7 +41,7 @@ pub(super) struct Begun {
     pub device_batch: DeviceBatch,
 }
 
-/// What [`check_alike`] finds out.
+/// Result of [`check_alike`].
 #[derive(Debug, PartialEq)]
 pub(super) struct Alike {
     /// Whether all devices are of one kind.
@@ -53,7 +53,7 @@ pub(super) struct Alike {
 /// Makes the communicator of a rank in the thread that it is to have.
 pub(super) type Make = Box<dyn FnOnce() -> Result<Box<dyn Communicator>> + Send>;
 
-/// What has to be the same on all ranks, but for the device.
+/// Data that must be equal on all ranks, and the device.
 #[derive(Serialize, Deserialize)]
 struct Identity {
     device: String,
@@ -63,7 +63,7 @@ struct Identity {
 }
 
 impl Team<'_> {
-    /// How many ranks the job has.
+    /// Number of ranks of the job.
     pub fn size(&self) -> usize {
         Place::of_first(self.launch, 1 + self.others.len()).ranks
     }

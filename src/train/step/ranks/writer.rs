@@ -1,5 +1,5 @@
-//! The threads of a rank that write to its device what comes from all ranks: sums of gradients, while it computes
-//! others, and what others have updated. Of more than two ranks the host makes the sums.
+//! Threads of a rank that write received data to its device: gradient sums, concurrently with backward, and parameters
+//! updated by other ranks. With more than two ranks, the host computes the sums.
 
 use crate::comm::{Background, Encoded, Memory, Pending, Sums, Wire};
 use crate::error::panic_message;
@@ -32,7 +32,7 @@ pub(super) struct Writer {
     jobs: Arc<Jobs>,
 }
 
-/// Waits for what is on its way, and writes it.
+/// Waits for a transfer and writes it.
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// The end of the queue that jobs are added at; the threads end when it is gone.
@@ -70,7 +70,7 @@ impl Shared {
         state.unwrap_or_else(PoisonError::into_inner).queue.pop_front()
     }
 
-    /// What each thread does: job after job, until the queue is closed.
+    /// Runs jobs until the queue is closed.
     fn write_all(&self) {
         while let Some(job) = self.next() {
             // A thread that ended here would leave the job open for ever.
@@ -100,7 +100,7 @@ impl Writer {
     /// Starts the threads.
     ///
     /// # Errors
-    /// If there are none to be had.
+    /// If they cannot be started.
     pub fn start(comm: Arc<Background>, wire: Wire) -> Result<Writer> {
         let (queue, arrived) = (VecDeque::new(), Instant::now());
         let state = State { queue, is_closed: false, open: 0, result: Ok(()), arrived };
@@ -123,8 +123,8 @@ impl Writer {
         Ok(Writer { comm, wire, jobs })
     }
 
-    /// Records what replaces a tensor of f32 by its sum over all ranks, which begins when that is submitted. Never
-    /// waits. All ranks call it for the same tensors in the same order.
+    /// Records the replacement of an f32 tensor by its sum over all ranks, which starts when the copy is submitted.
+    /// Does not wait. All ranks must call it for the same tensors in the same order.
     ///
     /// # Errors
     /// If the driver reported an error, or there is no memory to read into.
@@ -182,8 +182,8 @@ impl Writer {
         self.begin(VecDeque::push_back, Box::new(move || write(pending.wait()?)));
     }
 
-    /// Takes part in a sum of so many elements with zeros, and drops what comes of it: for a rank that has nothing to
-    /// bring, where the others wait for it. Never waits; takes no memory of the device.
+    /// Joins a sum of `len` elements with zeros and drops the result, for a failed rank for which the others wait. Does
+    /// not wait or allocate device memory.
     pub fn sum_zeros(&self, len: usize) {
         let wire = self.wire;
         let zeros = move || Encoded::zeros(len, wire);
@@ -203,10 +203,10 @@ impl Writer {
         shared.added.notify_one();
     }
 
-    /// Waits until everything is written, and says when the last values of sums had arrived from the device.
+    /// Waits until everything is written; returns when the last values arrived from the device.
     ///
     /// # Errors
-    /// The first that a call or a write gave.
+    /// The first error of a call or a write.
     pub fn finish(&self) -> Result<Instant> {
         let Jobs(shared) = &*self.jobs;
         let state = shared.finished.wait_while(shared.lock(), |state| state.open > 0);

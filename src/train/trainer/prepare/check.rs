@@ -19,7 +19,7 @@ use crate::train::trainer::sizes::{memory_of, passes, settle};
 use crate::{Device, Error, Result};
 use std::sync::Arc;
 
-/// A run whose sizes are settled and fit.
+/// A run with resolved sizes that fit.
 pub(super) struct Checked {
     pub resolved: Resolved,
     /// That of `resolved`.
@@ -40,7 +40,7 @@ pub(super) struct Checked {
     /// Before the first step of this process.
     pub state: TrainerState,
     pub precompile: Precompile,
-    /// What a user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -150,7 +150,7 @@ fn check_length(resolved: &Resolved, resumed: &Resumed, state: &TrainerState) ->
     })
 }
 
-/// What follows the validation loss needs one.
+/// Settings that depend on the validation loss require a validation split.
 fn check_validation(resolved: &Resolved, validation: &Tokens) -> Result<()> {
     if resolved.config.train.schedule != config::Schedule::Plateau || validation.len() >= 2 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Takes part in a run that another process leads.
+//! Joins a run led by another process.
 
 use super::devices;
 use super::load::tokenize;
@@ -9,10 +9,10 @@ use crate::train::step::ranks::{Place, Team};
 use crate::train::trainer::sizes::{memory_of, passes, settle};
 use std::sync::Arc;
 
-/// Takes part in a job that rank 0, in another process, leads.
+/// Joins a job whose rank 0 is in another process.
 ///
 /// # Errors
-/// What can be known before the first step, and whatever ends the job.
+/// Errors before the first step, and failures that end the job.
 pub(in crate::train::trainer) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
     let place = Place::of_first(options.launch, 1 + options.others.len());
     let (data, _precompile) = tokenize(resolved, &mut options, None, place)?;

@@ -1,4 +1,4 @@
-//! The ranks join, with the weights, the moments and the position that the run begins with.
+//! Joins the ranks, with initial weights, moments and position.
 
 use super::Process;
 use super::check::Checked;

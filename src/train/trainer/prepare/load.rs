@@ -1,4 +1,4 @@
-//! Loads what a run begins with: the text as tokens, the tokenizer and, of a run that is resumed, its checkpoint.
+//! Loads the inputs of a run: the tokenized text, the tokenizer and, for a resumed run, its checkpoint.
 
 use super::{Process, devices};
 use crate::config::{Config, Resolved};
@@ -21,9 +21,9 @@ use crate::{Device, Error, Result};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a run begins with.
+/// Inputs of a run.
 pub(super) struct Loaded {
-    /// With what the run that is resumed has settled.
+    /// With resolved values of a resumed run.
     pub resolved: Resolved,
     pub resumed: Option<Resumed>,
     pub data: Data,
@@ -44,7 +44,7 @@ pub(super) fn load(resolved: &Resolved, process: &mut Process) -> Result<Loaded>
     Ok(Loaded { resolved, resumed, data, precompile })
 }
 
-/// The text as tokens; what the steps launch is compiled from the moment that there is a tokenizer.
+/// Tokenizes the text; precompilation starts as soon as there is a tokenizer.
 ///
 /// # Errors
 /// Those of [`Data::load`], or if the tokenizer is not one for the model that the run begins with.
@@ -68,7 +68,7 @@ pub(super) fn tokenize(
     Ok((data, precompile))
 }
 
-/// The text that a run learns from, as tokens.
+/// The tokenized text of a run.
 pub(super) struct Data {
     pub corpus: Corpus,
     pub prepared: Prepared,
@@ -78,10 +78,10 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// `on_tokenizer` sees the tokenizer before the text becomes tokens, and may refuse it.
+    /// `on_tokenizer` is called before the text is tokenized, and may return an error.
     ///
     /// # Errors
-    /// If a resumed run has learnt from another text.
+    /// If a resumed run was trained on another text.
     fn load(
         resolved: &Resolved,
         options: &mut TrainOptions,

@@ -1,6 +1,5 @@
-//! What happens before the first step, in four parts: the text, the tokenizer and the checkpoint are loaded, the
-//! configuration is checked against them, the run's folder is opened, and the ranks join. What is to fail should fail
-//! as early as it can.
+//! Preparation before the first step, in four parts: load text, tokenizer and checkpoint; check the configuration
+//! against them; open the run's folder; join the ranks. Errors should occur as early as possible.
 
 mod check;
 mod follow;
@@ -23,7 +22,7 @@ use crate::{Device, Result};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// This process in a run: what it was started with, and what observes it.
+/// This process in a run: its options and observer.
 struct Process<'a> {
     options: TrainOptions<'a>,
     clock: WallClock,
@@ -54,7 +53,7 @@ impl<'a> Process<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Loads or creates all that a run needs. A run that is resumed is changed only if all of it succeeds.
+    /// Loads or creates everything that a run needs. A resumed run is changed only if all of it succeeds.
     ///
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.

@@ -1,5 +1,5 @@
-//! Opens the run: the ranks meet, and its folder, its sinks and its model are made or, of one that is resumed, put back
-//! to its checkpoint.
+//! Opens the run: connects the ranks, and creates its folder, sinks and model, or restores them from the checkpoint of
+//! a resumed run.
 
 use super::Process;
 use super::check::Checked;
@@ -30,7 +30,7 @@ pub(super) struct Opened {
     pub run: Run,
 }
 
-/// The run's folder, and what is trained in it.
+/// The run's folder and its training state.
 pub(super) struct Run {
     pub folder: RunFolder,
     pub sinks: Vec<Box<dyn Sink>>,
@@ -69,7 +69,7 @@ fn open_run(checked: &Checked, resumed: Option<Resumed>, process: &mut Process) 
     Ok(run)
 }
 
-/// Reports what is known before the first step. Returns the content of `run.json`.
+/// Reports the facts before the first step. Returns the content of `run.json`.
 fn announce(checked: &Checked, run: &Run, process: &mut Process) -> Result<Value> {
     let start = start(checked, run, process);
     checked.notes.iter().for_each(|note| process.note(note.clone()));
