@@ -302,7 +302,7 @@ mod tests {
         let refused = |config: &ModelConfig, lora: Lora| lora.adapt(&mut *build(config, 1).unwrap(), 1).unwrap_err();
         let [gpt2, llama, _] = &configs();
         let error = refused(gpt2, lora(&["c_attn", "q_proj"])).to_string();
-        assert!(error.contains("\"q_proj\"") && error.contains("c_attn, c_proj, c_fc, and all-linear"), "{error}");
+        assert!(error.contains("\"q_proj\"") && error.contains("c_attn, c_proj, c_fc, or all-linear"), "{error}");
         let error = refused(llama, lora(&["proj"])).to_string();
         assert!(error.contains("\"proj\"") && error.contains("q_proj, k_proj, v_proj, o_proj"), "{error}");
         let mut model = build(gpt2, 1).unwrap();

@@ -85,7 +85,7 @@ fn what_cannot_be_adapted_says_what_to_do() {
         train(&sandbox, &[&EIGHT_STEPS[..], &["--set", setting]].concat()).fails_with(told);
         assert!(!sandbox.exists("runs/lora"), "{setting}");
     };
-    refused("lora.targets=q_proj", &["lora.targets", "\"q_proj\"", "c_attn, c_proj, c_fc, and all-linear"]);
+    refused("lora.targets=q_proj", &["lora.targets", "\"q_proj\"", "c_attn, c_proj, c_fc, or all-linear"]);
     refused("optimizer.kind=muon", &["optimizer.kind", "muon", "use adamw"]);
     refused("lora.rank=5000", &["lora.rank", "at most 1024"]);
     let without = ["train", "--device", "cpu", "--set"];

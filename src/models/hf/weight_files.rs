@@ -217,7 +217,7 @@ mod tests {
         index(dir.path(), r#"{"a": "1.safetensors"}"#);
         refused(&[INDEX, "1.safetensors", "missing"]);
         shard(dir.path(), "1.safetensors", "b", 1.5);
-        refused(&[INDEX, "says that a is in 1.safetensors, and it is not"]);
+        refused(&[INDEX, "lists a in 1.safetensors, which does not have it"]);
         for damage in [&b""[..], b"short", &[0xff; 16], &(1u64 << 63).to_le_bytes()] {
             fs::write(dir.path().join("1.safetensors"), damage).unwrap();
             refused(&["1.safetensors", "is damaged"]);
@@ -243,12 +243,12 @@ mod tests {
         shard(dir.path(), "3.safetensors", "b", 3.5);
         index(dir.path(), r#"{"a": "1.safetensors", "c": "3.safetensors"}"#);
         let error = |path: &Path| WeightFiles::open(path).err().expect("an error").to_string();
-        assert!(error(dir.path()).contains("says that c is in 3.safetensors, and it is not"));
+        assert!(error(dir.path()).contains("lists c in 3.safetensors, which does not have it"));
         index(dir.path(), r#"{"a": "1.safetensors", "b": "3.safetensors"}"#);
         assert_eq!(WeightFiles::open(dir.path()).unwrap().names().collect::<Vec<_>>(), ["a", "b"]);
         index(dir.path(), r#"{"a": "1.safetensors", "b": "2.safetensors"}"#);
         let message = error(dir.path());
-        assert!(message.contains("2.safetensors: has the tensor a, and so has"), "{message}");
+        assert!(message.contains("2.safetensors: has the tensor a, which is also in"), "{message}");
     }
 
     #[cfg(unix)]

@@ -198,7 +198,7 @@ mod tests {
         fs::write(dir.path().join("folder/model-00001-of-00002.safetensors"), "").unwrap();
         refused("file", gguf, false, "replace it with --force");
         refused("folder", folder, false, "replace it with --force");
-        refused("file", folder, true, "is no folder");
+        refused("file", folder, true, "is not a folder");
         refused("folder", gguf, true, "is a folder");
         check_output(&dir.path().join("file"), gguf, true).unwrap();
         check_output(&dir.path().join("folder"), folder, true).unwrap();

@@ -261,7 +261,7 @@ mod tests {
         // PyTorch's count of batches is left out.
         assert!(write("1.num_batches_tracked", Dtype::I64, &[0; 8]).unwrap().tensors.is_empty());
         let message = write("a", Dtype::F64, &[0; 8]).unwrap_err().to_string();
-        assert!(message.contains("other.safetensors: a is of type F64"), "{message}");
+        assert!(message.contains("other.safetensors: a has type F64"), "{message}");
         std::fs::write(&path, b"short").unwrap();
         assert!(StateDict::load(&path).unwrap_err().to_string().contains("is damaged"));
         assert!(matches!(StateDict::load(dir.path().join("none")), Err(Error::Io { .. })));
