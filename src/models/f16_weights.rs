@@ -113,6 +113,6 @@ mod tests {
             }
         });
         let error = to_device_as_f16(&mut *model, "--dtype", &Device::Cpu).unwrap_err().to_string();
-        assert!(error.contains("--dtype is f16") && error.contains("h.0.mlp.c_fc.weight holds 70000"), "{error}");
+        assert!(error.contains("--dtype is f16") && error.contains("h.0.mlp.c_fc.weight has 70000"), "{error}");
     }
 }

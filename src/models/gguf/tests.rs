@@ -149,7 +149,7 @@ fn what_llama_cpp_does_not_compute_is_refused_with_the_reason() {
 
 #[test]
 fn a_weight_that_the_type_or_any_model_has_no_place_for_is_named() {
-    for (value, told) in [(7e4, "has 70000, which overflows f16"), (f32::NAN, "holds NaN")] {
+    for (value, told) in [(7e4, "has 70000, which f16 cannot hold"), (f32::NAN, "has NaN")] {
         let mut model = build(&small(5, 4, 1, 32), 0).unwrap();
         let (_, tensor) = model.parameters().remove(0);
         let mut values = tensor.to_f32().unwrap();

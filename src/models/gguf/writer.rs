@@ -182,7 +182,7 @@ pub fn write(
         let refused = |value: f32| {
             let Planned { name, dtype, .. } = &planned;
             Error::Invalid(format!(
-                "{name} has {value}, which overflows {}: use --dtype f32 or bf16",
+                "{name} has {value}, which {} cannot hold: use --dtype f32 or bf16",
                 if value.is_finite() { dtype.name() } else { "no model that works" }
             ))
         };

@@ -63,7 +63,7 @@ impl Stored {
             None => Ok(()),
             Some(x) => {
                 let name = &self.name;
-                Err(Error::Invalid(format!("{name} has {x}, which overflows f16: use --dtype f32 or bf16")))
+                Err(Error::Invalid(format!("{name} has {x}, which f16 cannot hold: use --dtype f32 or bf16")))
             }
         }
     }
@@ -283,6 +283,6 @@ mod tests {
         tensor.write_bytes(bytemuck::cast_slice(&changed)).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let error = write(&mut *model, StoredType::F16, 1 << 30, &Map::new(), dir.path()).unwrap_err().to_string();
-        assert!(error.contains("transformer.wte.weight has 70000, which overflows f16"), "{error}");
+        assert!(error.contains("transformer.wte.weight has 70000, which f16 cannot hold"), "{error}");
     }
 }
