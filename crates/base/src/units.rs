@@ -141,8 +141,9 @@ mod tests {
 
     #[test]
     fn real_numbers_have_three_digits_without_zeros_at_their_end() {
-        let shown = [0.0, 1.46, 2.9999999999999997e-5, 0.0004000045, 1e-3, 12.0, 1234.5, 1e9, -0.25].map(number);
-        assert_eq!(shown, ["0", "1.46", "3e-5", "0.0004", "0.001", "12", "1234", "1e9", "-0.25"]);
+        let shown = [0.0, 1.46, 0.123456, 2.9999999999999997e-5, 0.0004000045, 1e-3, 12.0, 1234.5, 1.2345e9, -0.25];
+        let expected = ["0", "1.46", "0.123", "3e-5", "0.0004", "0.001", "12", "1234", "1.23e9", "-0.25"];
+        assert_eq!(shown.map(number), expected);
         assert_eq!([f64::NAN, f64::INFINITY].map(number), ["NaN", "inf"]);
         assert_eq!(decimal(2.9999999999999997e-5), 3e-5);
     }
