@@ -384,9 +384,19 @@ fn speeds_are_those_of_steps_whatever_comes_between_them() {
         speeds.sort_by(f64::total_cmp);
         let (median, most) = (speeds[speeds.len() / 2], speeds[speeds.len() - 1]);
         assert!(most < 20.0 * median, "{device}: {speeds:?}");
-        let average = events.iter().find_map(|e| if let Event::Finished(s) = e { s.tokens_per_s } else { None });
-        let average = average.expect("the run's speed");
+        let summary = events.iter().find_map(|e| if let Event::Finished(s) = e { Some(s) } else { None }).unwrap();
+        let average = summary.tokens_per_s.expect("the run's speed");
         assert!(0.99 * speeds[0] <= average && average <= 1.01 * most, "{device}: {average} of {speeds:?}");
+        let wall = summary.report.wall.expect("the run's time");
+        let is_of_steps = |phase: Phase| match phase {
+            Phase::Training | Phase::Unaccounted => true,
+            phase => phase == Phase::Checkpoints && device.is_gpu(),
+        };
+        let of_steps: f64 = wall.phases.iter().filter(|(phase, _)| is_of_steps(*phase)).map(|(_, s)| s).sum();
+        // All but the first.
+        let tokens = steps[steps.len() - 1].tokens.unwrap() - steps[0].tokens.unwrap();
+        let counted = tokens as f64 / average;
+        assert!(counted < 1.001 * of_steps, "{device}: {counted} s of {of_steps} s of steps in {wall:?}");
     }
 }
 
