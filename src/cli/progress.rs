@@ -309,6 +309,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_evaluation_has_a_perplexity_however_large_its_loss_is() {
+        let mut result = Evaluation {
+            loss: 800.0,
+            perplexity: f64::INFINITY,
+            bits_per_byte: 2.5,
+            lossless: true,
+            unknown_share: 0.0,
+            tokens: 10,
+            context: 4,
+            stride: 4,
+        };
+        let line = |result: &Evaluation| evaluation_line(7, result, true);
+        let told = "step      7  validation loss 800.0000  perplexity above 1e300  bits per byte 2.500  (best)";
+        assert_eq!(line(&result), told);
+        (result.loss, result.perplexity) = (2.0, 7.389);
+        assert!(line(&result).contains("  perplexity 7.39  "), "{}", line(&result));
+    }
+
+    #[test]
     fn a_sample_of_many_lines_becomes_one() {
         assert_eq!(one_line("One\n\nmorning  a fox", 40, Cut::End), "One morning a fox");
         assert_eq!(one_line("One morning a fox", 8, Cut::End), "One mor…");
