@@ -1,6 +1,6 @@
 //! What a run's folder shows of it: its page, and `rustyflow runs`.
 
-use crate::sandbox::{Run, Sandbox, TINY_RUN, json_lines};
+use crate::sandbox::{Run, Sandbox, TINY_RUN, corpus, json_lines};
 use serde_json::Value;
 use std::fs;
 
@@ -100,7 +100,7 @@ fn show_draws_the_loss_and_names_what_was_set() {
         " at step ",
         "  report      runs/two/report.html\n",
         "│",
-        "A  training loss",
+        "A  training loss, smoothed, over steps",
     ]);
     let run = sandbox.run(&["runs", "show", "runs/two", "--html", "page.html"]).succeeds();
     assert!(run.stdout.lines().any(|line| line.split_whitespace().eq([
@@ -134,6 +134,7 @@ fn compare_puts_losses_and_settings_side_by_side() {
     assert_eq!(words("train.learning_rate"), ["0.001", "0.01"]);
     let last = |run: &str| format!("{:.4}", sandbox.losses(run, "eval").pop().unwrap());
     assert_eq!(words("validation loss at step 6"), [last("runs/one"), last("runs/two")]);
+    assert_eq!(words("smoothed training loss at step 6").len(), 2);
     run.stdout.contains("A  one: validation loss").then_some(()).expect("a legend");
     let data = data(&sandbox.read("both.html"));
     assert_eq!(data["runs"].as_array().unwrap().len(), 2);
@@ -142,6 +143,19 @@ fn compare_puts_losses_and_settings_side_by_side() {
     assert_eq!((json["runs"].as_array().unwrap().len(), &json["equal"][0]["at"]), (2, &6.0.into()));
     let run: Run = sandbox.run(&["runs", "compare", "one"]);
     assert_eq!(run.code, Some(2), "{run:?}");
+}
+
+#[test]
+fn losses_of_different_text_are_not_compared() {
+    let sandbox = two_runs();
+    sandbox.write("other.txt", corpus().replace("owl", "low"));
+    sandbox.train(&["--name", "other", "--corpus", "other.txt"]).succeeds();
+    let told = "the runs learned from different text or with different tokenizers: their losses cannot be compared";
+    for (with, is_same) in [("two", true), ("other", false)] {
+        let run = sandbox.run(&["runs", "compare", "one", with, "--html", "both.html"]).succeeds();
+        assert_eq!(run.stdout.contains(told), !is_same, "{run:?}");
+        assert_eq!(data(&sandbox.read("both.html"))["same_data"], is_same);
+    }
 }
 
 #[test]

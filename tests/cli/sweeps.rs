@@ -22,6 +22,15 @@ fn a_sweep_trains_every_combination_and_ends_in_a_table_with_the_best_first() {
 }
 
 #[test]
+fn runs_of_a_sweep_with_different_tokenizers_have_no_best() {
+    let sandbox = Sandbox::new();
+    let run = sweep(&sandbox, &["--set", "data.tokenizer=word,char"]).succeeds();
+    let run = run.prints(&["different tokenizers: their losses cannot be compared"]);
+    let (char, word) = (run.stdout.rfind("\ntokenizer=char "), run.stdout.rfind("\ntokenizer=word "));
+    assert!(char.is_some() && char < word && !run.stdout.contains('█'), "{run:?}");
+}
+
+#[test]
 fn every_run_of_a_sweep_tells_its_own_peak_of_memory() {
     let sandbox = Sandbox::new();
     sweep(&sandbox, &["--set", "train.batch_size=8,2"]).succeeds();
