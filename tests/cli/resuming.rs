@@ -242,6 +242,21 @@ fn a_finished_run_goes_on_only_if_it_is_made_longer() {
 }
 
 #[test]
+fn a_resumed_run_tells_its_training_time_in_all_processes() {
+    let sandbox = finished();
+    let seconds =
+        || sandbox.run(&["runs", "show", TINY_RUN, "--json"]).succeeds().json()["training_seconds"].as_f64().unwrap();
+    let before = seconds();
+    let run = resume(&sandbox, &["--max-steps", "24"]).succeeds();
+    run.prints(&[" of training since it was resumed, ", " in all, "]);
+    assert!(sandbox.read("training_log.txt").contains(" since it was resumed, "));
+    sandbox.run(&["runs", "show", TINY_RUN]).succeeds().prints(&[" of training, in all processes\n"]);
+    let record: serde_json::Value = serde_json::from_str(&sandbox.read(format!("{TINY_RUN}/run.json"))).unwrap();
+    let told = record["end"]["training_seconds_in_all"].as_f64().unwrap();
+    assert!(told > before && (told - seconds()).abs() < 1e-9, "{told} of {}, {before} before", seconds());
+}
+
+#[test]
 fn auto_takes_the_newest_unfinished_run() {
     let sandbox = Sandbox::new();
     sandbox.run(&["train", "--resume", "auto"]).fails_with(&["runs: holds no unfinished run", "`rustyflow train`"]);
