@@ -58,7 +58,7 @@ fn ops_checks_the_gpu_against_the_cpu() {
 #[test]
 fn ops_refuses_what_it_cannot_time() {
     let sandbox = Sandbox::new();
-    sandbox.run(&["bench", "ops", "--only", "matmull"]).fails_with(&["--only matmull", "matmul, linear, attention"]);
+    sandbox.run(&["bench", "ops", "--only", "matmull"]).fails_with(&["--only matmull", "matmul, linear, feed_forward"]);
     let run = sandbox.run(&["bench", "ops", "--only", "softmax", "--shape", "8x8x8"]);
     run.fails_with(&["--shape", "--only matmul"]);
     let run = sandbox.run(&["bench", "ops", "--shape", "8x0x8"]);

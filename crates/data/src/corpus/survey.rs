@@ -90,61 +90,89 @@ fn memo(spec: &CorpusSpec, template: Option<&str>, files: &[(usize, PathBuf)]) -
     Some(spec.cache?.join("texts").join(format!("{}.json", hex(&hash.finalize()))))
 }
 
+/// What has been read so far.
+#[derive(Default)]
+struct Tally {
+    hash: Sha256,
+    bytes: u64,
+    documents: u64,
+    /// Bytes of the document that is being read.
+    size: u64,
+    /// Bytes of the first documents of the training text.
+    sizes: Vec<u64>,
+}
+
+impl Tally {
+    fn take(&mut self, piece: &Piece, is_training: bool) {
+        if let Some(text) = piece.text() {
+            // The same text asked or answered is another corpus.
+            if let Piece::Prompt(_) | Piece::Turn(_, false) = piece {
+                self.hash.update([0xfd]);
+            }
+            self.hash.update(text);
+            self.size += text.len() as u64;
+            self.bytes += text.len() as u64;
+            return;
+        }
+        self.documents += 1;
+        // No text holds these bytes, so they tell where documents end.
+        self.hash.update([if *piece == Piece::End { 0xff } else { 0xfc }]);
+        if is_training && self.sizes.len() <= MOST_WEIGHED {
+            self.sizes.push(self.size);
+        }
+        self.size = 0;
+    }
+
+    /// Reads one source, or leaves everything as it was: `None` if it is a file of a folder that is no text.
+    fn read(
+        &mut self,
+        source: &Source,
+        corpus: &Corpus,
+        is_training: bool,
+        on_read: &mut dyn FnMut(u64),
+    ) -> Result<Option<Mapped>> {
+        let (hash, bytes, documents, weighed) = (self.hash.clone(), self.bytes, self.documents, self.sizes.len());
+        self.size = 0;
+        let read = source.read(&mut |piece| {
+            self.take(&piece, is_training);
+            on_read(self.bytes);
+            Ok(())
+        });
+        match read {
+            Ok(mapped) => Ok(Some(mapped)),
+            Err(_) if corpus.is_folder && source.is_undecodable() => {
+                (self.hash, self.bytes, self.documents) = (hash, bytes, documents);
+                self.sizes.truncate(weighed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
 fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Survey> {
-    let mut hash = Sha256::new();
-    let (mut bytes, mut documents) = (0, 0);
-    let (mut sizes, mut mapped) = (vec![], Mapped::default());
+    let (mut tally, mut mapped, mut undecodable) = (Tally::default(), Mapped::default(), vec![]);
     let mut training = (0, 0);
-    let mut undecodable = vec![];
     for (number, sources) in corpus.sources.iter().enumerate() {
         for (place, source) in sources.iter().enumerate() {
-            let before = bytes;
-            let mut size = 0;
-            let state = (hash.clone(), bytes, documents, sizes.len());
-            let read = source.read(&mut |piece| {
-                match piece.text() {
-                    Some(text) => {
-                        // The same text asked or answered is another corpus.
-                        if let Piece::Prompt(_) | Piece::Turn(_, false) = piece {
-                            hash.update([0xfd]);
-                        }
-                        hash.update(text);
-                        size += text.len() as u64;
-                        bytes += text.len() as u64;
-                        on_read(bytes);
-                    }
-                    None => {
-                        documents += 1;
-                        // No text holds these bytes, so they tell where documents end.
-                        hash.update([if piece == Piece::End { 0xff } else { 0xfc }]);
-                        if number == 0 && sizes.len() <= MOST_WEIGHED {
-                            sizes.push(size);
-                        }
-                        size = 0;
-                    }
-                }
-                Ok(())
-            });
-            match read {
-                Ok(its) => mapped += its,
-                Err(_) if corpus.is_folder && source.is_undecodable() => {
-                    let weighed;
-                    (hash, bytes, documents, weighed) = state;
-                    sizes.truncate(weighed);
+            let before = tally.bytes;
+            match tally.read(source, corpus, number == 0, on_read)? {
+                Some(its) => mapped += its,
+                None => {
                     undecodable.push(place);
                     continue;
                 }
-                Err(error) => return Err(error),
             }
-            if let (true, Source::File { path, .. }) = (bytes == before && sources.len() == 1, source) {
+            if let (true, Source::File { path, .. }) = (tally.bytes == before && sources.len() == 1, source) {
                 return Err(bad(path, "the file is empty"));
             }
         }
-        hash.update([0xfe]);
+        tally.hash.update([0xfe]);
         if number == 0 {
-            training = (bytes, documents);
+            training = (tally.bytes, tally.documents);
         }
     }
+    let Tally { mut hash, bytes, documents, sizes, .. } = tally;
     let place = place_of(corpus, spec);
     if training.0 == 0 {
         let message = match undecodable.is_empty() {

@@ -2,7 +2,7 @@
 //! derivative. The GPU code is in `shaders/`, in the files that an op's `shader!` names.
 //!
 //! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies
-//! it. A row in `cases` gives it gradient checks and a comparison of CPU and GPU, one in `src/bench/table.rs` a
+//! it. A row in `cases` gives it gradient checks and a comparison of CPU and GPU, one in `src/bench/table/` a
 //! benchmark.
 
 mod attention;

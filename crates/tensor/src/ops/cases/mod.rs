@@ -1,5 +1,5 @@
 //! Test cases: one row per op and shape. All tests that cover every op use this table: gradients against finite
-//! differences, the GPU against the CPU (also by `doctor`), every shader variant. `src/bench/table.rs` has a row for
+//! differences, the GPU against the CPU (also by `doctor`), every shader variant. `src/bench/table/` has a row for
 //! each of these ops too.
 
 mod attention;
