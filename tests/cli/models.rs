@@ -187,6 +187,24 @@ fn generate_goes_on_beyond_the_context() {
     assert_eq!(text.chars().count(), 16 + 30 + 1, "{text}");
 }
 
+/// Its activations over the whole context would be more than a tensor holds.
+#[test]
+fn a_model_with_a_context_too_long_for_one_pass_generates() {
+    let sandbox = Sandbox::new();
+    let sizes = ["model.kind=llama", "model.n_layer=1", "model.n_embd=256", "train.max_steps=1"];
+    sandbox.train(&sizes.map(|s| ["--set", s]).concat()).succeeds();
+    // As a model from elsewhere: nothing says how long the rows of its training were.
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let from = sandbox.path(format!("{TINY_RUN}/checkpoints/step-000001/{file}"));
+        sandbox.write(format!("model/{file}"), std::fs::read(from).unwrap());
+    }
+    let mut config: Value = serde_json::from_str(&sandbox.read("model/config.json")).unwrap();
+    config["max_position_embeddings"] = (1 << 22).into();
+    sandbox.write("model/config.json", config.to_string());
+    let args = ["generate", "--device", "cpu", "--model", "model", "--prompt", "the", "-n", "30"];
+    assert_eq!(sandbox.run(&args).succeeds().stdout.chars().count(), 3 + 30 + 1);
+}
+
 #[test]
 fn generate_streams_and_ends_when_nobody_reads_on() {
     let sandbox = Sandbox::trained();

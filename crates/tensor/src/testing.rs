@@ -2,6 +2,8 @@
 //! never agrees, not even with the same, because a test that compares NaN with NaN compares nothing.
 
 #[cfg(feature = "testing")]
+pub mod buffers;
+#[cfg(feature = "testing")]
 pub mod faults;
 
 #[cfg(feature = "testing")]

@@ -91,7 +91,7 @@ impl Plan {
         }
     }
 
-    /// Checks the largest tensors, and the arena of all parameters, against what `device` can bind.
+    /// Checks the largest tensors against what `device` can bind. Parameters lie in as many buffers as it takes.
     ///
     /// # Errors
     /// [`Error::GpuLimit`] or [`Error::Invalid`], which name what does not fit.
@@ -106,11 +106,6 @@ impl Plan {
             if let Some(adapter) = device.adapter() {
                 check_limit(name.to_string(), *bytes, device.limits().binding_bytes, &adapter.name, hint)?;
             }
-        }
-        if let Some(adapter) = device.adapter() {
-            let hint = "use a smaller model.n_embd, model.n_layer or vocabulary";
-            let what = format!("the buffer of all {} parameters", self.parameters);
-            check_limit(what, self.parameter_bytes, device.limits().buffer_bytes, &adapter.name, hint)?;
         }
         Ok(())
     }

@@ -195,6 +195,7 @@ pub fn plan_run(
     let in_rows = ModelConfig { block_size, ..shape.clone() };
     let flops_per_step = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token * tokens_per_step as f64;
     let validation_tokens = prepared.validation.len();
+    let lengths = (steps, validation_tokens);
     Ok(RunPlan {
         device: device.describe(),
         ranks,
@@ -218,24 +219,20 @@ pub fn plan_run(
         steps,
         epochs: steps as f64 / steps_per_epoch,
         flops_per_step,
-        recompute_flops_per_step: match t.recompute {
-            Recompute::None => 0.0,
-            Recompute::Block => in_rows.recompute_flops_per_token() * tokens_per_step as f64,
-        },
+        recompute_flops_per_step: recompute_flops_per_token(config, &in_rows) * tokens_per_step as f64,
         flops: flops_per_step * steps as f64,
         time: None,
-        work: Work::new(
-            config,
-            footprint,
-            batch_rows,
-            (steps, validation_tokens),
-            device,
-            in_documents,
-            &sizes_of_pass,
-        ),
+        work: Work::new(config, footprint, batch_rows, lengths, device, in_documents, &sizes_of_pass),
         model: shape,
         resolved,
     })
+}
+
+fn recompute_flops_per_token(config: &Config, shape: &ModelConfig) -> f64 {
+    match config.train.recompute {
+        Recompute::None => 0.0,
+        Recompute::Block => shape.recompute_flops_per_token(),
+    }
 }
 
 /// A configuration with the sizes that follow from the text.

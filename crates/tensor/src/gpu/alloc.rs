@@ -39,7 +39,8 @@ impl Gpu {
         }
         #[cfg(feature = "testing")]
         self.fail_for_tests(size)?;
-        self.retry_after_trim(|| self.0.pool.take(size, kind, |size| self.create_memory(size)))
+        let largest = self.1.buffer_bytes;
+        self.retry_after_trim(|| self.0.pool.take(size, largest, kind, |size| self.create_memory(size)))
     }
 
     /// Fails where a test wants an allocation to fail.

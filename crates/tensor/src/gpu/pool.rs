@@ -5,7 +5,7 @@
 use super::copy_queues::PendingCopy;
 use super::memory::{Allocation, Memory};
 use crate::Result;
-use crate::pool::{ALIGN, Blocks, size_class};
+use crate::pool::{ALIGN, Blocks, size_class_within};
 use crate::profile::{MemoryKind, MemoryStats};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -106,17 +106,18 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At least `size` bytes: free memory, or new memory from `create`.
+    /// At least `size` bytes, in a buffer of at most `largest`: free memory, or new memory from `create`.
     ///
     /// # Errors
     /// Those of `create`.
     pub fn take(
         self: &Arc<Pool>,
         size: usize,
+        largest: u64,
         kind: MemoryKind,
         create: impl FnOnce(usize) -> Result<Memory>,
     ) -> Result<GpuSlice> {
-        let class = size_class(size);
+        let class = size_class_within(size, largest);
         let recycled = self.blocks().take_lowest(class, kind, |(number, _)| *number);
         let memory = match recycled {
             Some((_, memory)) => memory,
@@ -168,6 +169,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::size_class;
     use crate::profile::BytesByKind;
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::Gpu;
 use super::copy_queues::PendingCopy;
-use crate::pool::{FreeList, size_class};
+use crate::pool::{FreeList, size_class_within};
 use crate::{Error, Result};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -64,24 +64,24 @@ impl UploadPool {
     /// Smaller uploads use buffers that are not cached.
     pub const LARGE: usize = 1 << 20;
 
-    /// The buffer size for this number of bytes.
-    fn size(bytes: usize) -> usize {
-        if bytes >= UploadPool::LARGE { size_class(bytes) } else { bytes.next_multiple_of(4) }
+    /// The buffer size for this number of bytes, if no buffer may be larger than `largest`.
+    fn size(bytes: usize, largest: u64) -> usize {
+        if bytes >= UploadPool::LARGE { size_class_within(bytes, largest) } else { bytes.next_multiple_of(4) }
     }
 
     /// A new mapped buffer for this number of bytes.
     pub fn create(device: &wgpu::Device, bytes: usize) -> wgpu::Buffer {
         device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("upload"),
-            size: UploadPool::size(bytes) as u64,
+            size: UploadPool::size(bytes, device.limits().max_buffer_size) as u64,
             usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: true,
         })
     }
 
     /// A cached mapped buffer for this number of bytes, if any.
-    pub fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
-        self.0.take(UploadPool::size(bytes))
+    pub fn take(&self, bytes: usize, largest: u64) -> Option<wgpu::Buffer> {
+        self.0.take(UploadPool::size(bytes, largest))
     }
 
     /// Maps a buffer again after its copy was submitted, and caches it.
@@ -113,7 +113,7 @@ pub(super) struct Staging {
 
 impl Staging {
     pub fn new(device: &wgpu::Device, size: usize, staging_pool: &StagingPool) -> Staging {
-        let class = size_class(size);
+        let class = size_class_within(size, device.limits().max_buffer_size);
         let buffer = staging_pool.0.take(class).unwrap_or_else(|| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("staging"),
@@ -279,6 +279,7 @@ impl PendingReadback {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::size_class;
     use crate::profile::MemoryKind;
 
     /// Bytes of the pools of reads and uploads.

@@ -7,15 +7,17 @@
 //! halves   | decay | do not | frozen |     f16 copies, operands of matmuls: in mixed precision
 //! f16_only | frozen |                      f16: all there is of them
 //! ```
+//! What the largest buffer of the device does not hold lies in several, cut between parameters at the same places in
+//! all arenas.
 
 use super::layout::{ALIGN, Entry, Layout, Segment, flatten};
-use super::optimizer::{bindable_ranges, slice};
+use super::optimizer::{bindable, slice};
 use super::shard::Division;
 use super::values::{Held, Values};
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
-use crate::tensor::{Edge, Gradient, Spec};
+use crate::tensor::{Edge, Gradient};
 use crate::{DType, Device, Error, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -27,8 +29,11 @@ pub struct ParameterArena {
     /// In the order of the arenas: for each group those that decay and those that are trained without, then frozen
     /// ones, and those that are f16 only.
     pub entries: Vec<Entry>,
-    /// The groups of trained parameters that have any, by their numbers. They follow each other without gaps.
+    /// The groups of trained parameters that have any, by their numbers, each as many times as it has buffers. They
+    /// follow each other without gaps.
     pub segments: Vec<Segment>,
+    /// Where the arenas of f32 parameters, and what else counts as they do, go on in another buffer.
+    pub(super) cuts: Vec<usize>,
     pub(super) values: Values,
     gradients: Tensor,
     /// The same by parameter, each with its range.
@@ -76,19 +81,23 @@ impl ParameterArena {
         group_of: &dyn Fn(&str, &Parameter) -> usize,
         division: Option<&Division>,
     ) -> Result<ParameterArena> {
-        let Layout { entries, segments, trainable_len, f32_len, f16_len } = Layout::of(module, group_of)?;
+        let Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts: cuts, f16_cuts } =
+            Layout::of(module, group_of, most_in_buffer(device))?;
         let tensors = module.parameters();
-        let empty = |len, dtype| Tensor::empty(Spec::new([len], dtype), device, MemoryKind::Parameters);
+        let empty =
+            |cuts: &[usize], len, dtype| Tensor::empty_in_segments(cuts, len, dtype, device, MemoryKind::Parameters);
         let mixed = operands == DType::F16;
         let held = match division.filter(|_| mixed) {
             Some(division) => division.held(&entries, &segments, f32_len),
             None => Held::whole(f32_len),
         };
-        let values = Values::new(empty(held.len(), DType::F32)?, held);
-        let halves = mixed.then(|| empty(f32_len, DType::F16)).transpose()?;
-        let f16_only = (f16_len > 0).then(|| empty(f16_len, DType::F16)).transpose()?;
-        let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
-        let mut arena = ParameterArena { entries, segments, values, gradients, grads: Vec::new(), halves, f16_only };
+        let held_cuts: Vec<usize> = cuts.iter().map(|cut| held.before(*cut)).collect();
+        let values = Values::new(empty(&held_cuts, held.len(), DType::F32)?, held);
+        let halves = mixed.then(|| empty(&cuts, f32_len, DType::F16)).transpose()?;
+        let f16_only = (f16_len > 0).then(|| empty(&f16_cuts, f16_len, DType::F16)).transpose()?;
+        let gradients = Tensor::zeros_in_segments(&cuts, trainable_len, DType::F32, device, MemoryKind::Gradients)?;
+        let grads = Vec::new();
+        let mut arena = ParameterArena { entries, segments, cuts, values, gradients, grads, halves, f16_only };
         if device.has_values() {
             arena.write(&tensors)?;
         }
@@ -247,15 +256,40 @@ impl ParameterArena {
     /// # Errors
     /// If the driver reported an error.
     pub fn refresh_halves(&self) -> Result<()> {
-        let device = self.device();
-        let mut ranges = self.values.ranges().iter().flat_map(|range| bindable_ranges(range, &device));
+        let mut ranges = self.values.ranges().iter().flat_map(|range| self.bindable_ranges(range));
         ranges.try_for_each(|range| self.copy_to_halves(&range))
+    }
+
+    /// The parts of a range that one launch may bind in every arena; each starts where a tensor may start.
+    pub(super) fn bindable_ranges(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        self.in_buffers(range, bindable(&self.device()))
+    }
+
+    /// The parts of a range that lie in one buffer of every arena each, of at most so many elements.
+    #[doc(hidden)]
+    pub fn in_buffers(&self, range: &Range<usize>, most: usize) -> Vec<Range<usize>> {
+        let (mut parts, mut start) = (Vec::new(), range.start);
+        for end in self.cuts.iter().copied().filter(|cut| range.contains(cut)).chain([range.end]) {
+            let of_buffer = start..end;
+            parts.extend(of_buffer.step_by(most).map(|start| start..start.saturating_add(most).min(end)));
+            start = end;
+        }
+        parts
     }
 
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
         self.grads.iter().for_each(|(_, gradient)| gradient.zero_lazily());
     }
+}
+
+/// The most elements of an arena that one buffer may hold.
+fn most_in_buffer(device: &Device) -> usize {
+    #[cfg(feature = "testing")]
+    if let Some(most) = crate::testing::buffers::most() {
+        return most;
+    }
+    usize::try_from(device.limits().buffer_bytes / size_of::<f32>() as u64).unwrap_or(usize::MAX)
 }
 
 fn rounded(values: &[f32]) -> Vec<f16> {
@@ -269,8 +303,10 @@ fn rounded(values: &[f32]) -> Vec<f16> {
 mod tests {
     use super::super::layout::ALIGN;
     use super::*;
-    use crate::optim::testing::{ADAMW, Net};
-    use crate::optim::{Kind, Optimizer};
+    use crate::optim::testing::{ADAMW, KINDS, Net};
+    use crate::optim::{Group, Kind, Moments, Optimizer};
+    use crate::tensor::Bytes;
+    use crate::testing::buffers;
 
     #[test]
     fn parameters_keep_their_values_and_decaying_ones_come_first() {
@@ -310,6 +346,54 @@ mod tests {
                 Optimizer::new(&parameters, Kind::Sgd { momentum: 0.9, nesterov: false }, 0.0, 1.0).unwrap();
             optimizer.step(&parameters, 0.1).unwrap();
             assert_eq!(parameters.values().to_f32().unwrap(), before, "{device}");
+        }
+    }
+
+    /// With gradients so small that none is clipped: the sum of their squares has another order.
+    #[test]
+    fn parameters_in_several_buffers_are_updated_averaged_and_saved_as_in_one() {
+        for (device, operands) in precisions() {
+            for kind in KINDS {
+                let run = |most: usize| {
+                    buffers::with_at_most(most, || {
+                        let mut net = Net::new(1);
+                        let is_muon = matches!(kind, Kind::Muon { .. });
+                        let group_of = |_: &str, p: &Parameter| usize::from(is_muon && p.linear.is_none());
+                        let arena = ParameterArena::grouped(&mut net, &device, operands, &group_of).unwrap();
+                        let group = |number: usize| Group::new([kind, ADAMW][number], 0.1);
+                        let mut optimizer = Optimizer::with_groups(&arena, &group, 1.0).unwrap();
+                        optimizer.keep_averages(&arena, 0.9).unwrap();
+                        for number in 0..3 {
+                            let gradient = |i: usize| ((i * 7 + number * 13) % 11) as f32 * 1e-4 - 5e-4;
+                            let mut gradients = vec![0.0; arena.trainable_len()];
+                            arena.entries.iter().flat_map(Entry::range).for_each(|i| gradients[i] = gradient(i));
+                            arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                            let squares = optimizer.step(&arena, 0.1).unwrap();
+                            optimizer.average(&arena, &squares).unwrap();
+                        }
+                        optimizer.swap_averages(&arena).unwrap();
+                        let averages = arena.values().to_f32().unwrap();
+                        optimizer.swap_averages(&arena).unwrap();
+                        let halves = arena.halves.as_ref().map_or(Vec::new(), |halves| halves.to_f32().unwrap());
+                        let moments = optimizer.moments().into_iter();
+                        let moments = moments.map(|(m, tensor)| (m, Bytes::owned(tensor.to_bytes().unwrap())));
+                        let saved = Moments::new(&arena, moments.collect()).joined().encode().unwrap();
+                        let weights = arena.values().to_f32().unwrap();
+                        (arena.cuts.len(), [weights, averages, halves], saved)
+                    })
+                };
+                let (none, whole, saved) = run(usize::MAX);
+                let (some, parts, saved_of_parts) = run(1000);
+                assert!(none == 0 && some >= 2, "{some} cuts");
+                // The batches of Muon's GEMMs are others.
+                let most = if matches!(kind, Kind::Muon { .. }) { 1e-3 } else { 0.0 };
+                for (whole, parts) in whole.iter().zip(&parts) {
+                    let pairs = whole.iter().zip(parts);
+                    assert!(whole.len() == parts.len(), "{device} {kind:?}");
+                    assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= most), "{device} {operands:?} {kind:?}");
+                }
+                assert!(most > 0.0 || saved == saved_of_parts, "{device} {operands:?} {kind:?}: other moments");
+            }
         }
     }
 

@@ -9,7 +9,7 @@
 //! change places with the weights, so that the model needs no second set of tensors.
 
 use super::arena::ParameterArena;
-use super::optimizer::{bindable_ranges, slice};
+use super::optimizer::slice;
 use super::update::{Factor, GradientScale};
 use crate::cpu::{CHUNK, vectorized};
 use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
@@ -24,6 +24,8 @@ pub(super) struct Ema {
     decay: f64,
     /// As the arena of the values, up to where it is trained.
     pub averages: Tensor,
+    /// What one launch each binds of them.
+    ranges: Vec<Range<usize>>,
 }
 
 impl Ema {
@@ -32,9 +34,9 @@ impl Ema {
     /// # Errors
     /// If the device has no memory left, or ranks divide the weights.
     pub fn new(parameters: &ParameterArena, decay: f64) -> Result<Ema> {
-        let (len, device) = (parameters.trainable_len(), parameters.device());
-        let averages = Tensor::zeros_as(MemoryKind::OptimizerState, [len], DType::F32, &device)?;
-        let ema = Ema { decay, averages };
+        let (len, cuts, device) = (parameters.trainable_len(), &parameters.cuts, parameters.device());
+        let averages = Tensor::zeros_in_segments(cuts, len, DType::F32, &device, MemoryKind::OptimizerState)?;
+        let ema = Ema { decay, averages, ranges: parameters.bindable_ranges(&(0..len)) };
         ema.take_values(parameters)?;
         Ok(ema)
     }
@@ -44,7 +46,7 @@ impl Ema {
     /// # Errors
     /// If the driver reported an error.
     pub fn take_values(&self, parameters: &ParameterArena) -> Result<()> {
-        self.ranges().iter().try_for_each(|range| parameters.value(range)?.cast_into(&self.part(range)))
+        self.ranges.iter().try_for_each(|range| parameters.value(range)?.cast_into(&self.part(range)))
     }
 
     /// After update number `t`, the first being 1: with the norm of its gradients, which says whether it was skipped.
@@ -55,7 +57,7 @@ impl Ema {
         let t = t as f64;
         let decay = self.decay.min((1.0 + t) / (10.0 + t));
         let kernel = Update { weight: (1.0 - decay) as f32, scale };
-        self.ranges()
+        self.ranges
             .iter()
             .try_for_each(|range| run_into(&kernel, &[&parameters.value(range)?, squares], &[&self.part(range)]))
     }
@@ -65,15 +67,11 @@ impl Ema {
     /// # Errors
     /// If the driver reported an error.
     pub fn swap(&self, parameters: &ParameterArena) -> Result<()> {
-        self.ranges().iter().try_for_each(|range| {
+        self.ranges.iter().try_for_each(|range| {
             let kernel = Swap { len: range.len() };
             run_into(&kernel, &[], &[&parameters.value(range)?, &self.part(range)])?;
             parameters.copy_to_halves(range)
         })
-    }
-
-    fn ranges(&self) -> Vec<Range<usize>> {
-        bindable_ranges(&(0..self.averages.len()), &self.averages.device())
     }
 
     fn part(&self, range: &Range<usize>) -> Tensor {

@@ -64,8 +64,7 @@ impl ParameterArena {
     pub fn exchanged(&self, part: &Range<usize>, most: usize) -> Result<Vec<Tensor>> {
         let mut pieces = Vec::new();
         for (range, is_shared) in self.values.cut(part) {
-            for start in range.clone().step_by(most) {
-                let piece = start..start.saturating_add(most).min(range.end);
+            for piece in self.in_buffers(&range, most) {
                 pieces.push(match &self.halves {
                     Some(halves) if !is_shared => slice(halves, &piece),
                     _ => self.value(&piece)?,

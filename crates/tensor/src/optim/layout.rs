@@ -33,7 +33,7 @@ impl Entry {
     }
 }
 
-/// A part of the arenas whose parameters are updated alike.
+/// A part of the arenas whose parameters are updated alike, in one buffer of each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Segment {
     /// The number that was given to its parameters.
@@ -52,12 +52,17 @@ pub(super) struct Layout {
     pub trainable_len: usize,
     pub f32_len: usize,
     pub f16_len: usize,
+    /// Where between parameters the arenas of f32 parameters go on in another buffer; and that of f16.
+    pub f32_cuts: Vec<usize>,
+    pub f16_cuts: Vec<usize>,
 }
 
 impl Layout {
+    /// With at most so many elements in a buffer, but for a parameter that has more.
+    ///
     /// # Errors
     /// If there is nothing to train, or a parameter is f16 that is not frozen.
-    pub fn of(module: &mut dyn Module, group_of: &dyn Fn(&str, &Parameter) -> usize) -> Result<Layout> {
+    pub fn of(module: &mut dyn Module, group_of: &dyn Fn(&str, &Parameter) -> usize, most: usize) -> Result<Layout> {
         let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
             parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
@@ -85,14 +90,31 @@ impl Layout {
             trainable_len = place(decay_end, &|p, of| of == group && p.is_trainable() && p.shape().len() <= 1);
             segments.push(Segment { group, range: start..trainable_len, decay_end });
         }
-        segments.retain(|segment| !segment.range.is_empty());
         if trainable_len == 0 {
             return Err(Error::Invalid("there is nothing to train: every parameter is frozen".into()));
         }
         let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
         let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
-        Ok(Layout { entries, segments, trainable_len, f32_len, f16_len })
+        let of = |dtype| entries.iter().filter(move |entry: &&Entry| entry.dtype == dtype);
+        let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), most), cuts(of(DType::F16), most));
+        let ends = f32_cuts.iter().copied().chain([f32_len]);
+        let buffers: Vec<Range<usize>> = [0].into_iter().chain(f32_cuts.clone()).zip(ends).map(|(a, b)| a..b).collect();
+        let segments = segments.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
+        let segments = segments.collect();
+        Ok(Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts, f16_cuts })
     }
+}
+
+/// Where parameters in the order of their places go on in another buffer, so that none has more than so many elements.
+fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, most: usize) -> Vec<usize> {
+    let (mut cuts, mut begin) = (Vec::new(), 0);
+    for entry in entries {
+        if entry.range().end - begin > most && entry.offset > begin {
+            begin = entry.offset;
+            cuts.push(begin);
+        }
+    }
+    cuts
 }
 
 /// The values of the parameters that are stored in this type, each where its entry says.

@@ -1,6 +1,6 @@
-//! Optimizers over flat arenas: all parameters in one buffer, all gradients in another, and so the moments, so that an
-//! update is one launch however many tensors a model has; or one for each group of parameters that are updated alike.
-//! Muon updates matrices, those of one shape in the same launches.
+//! Optimizers over flat arenas: all parameters in one, all gradients in another, and so the moments. An update is one
+//! launch per group of parameters, not one per tensor. An arena larger than the device's largest buffer is cut between
+//! parameters into several buffers, with a launch each. Muon updates matrices, those of one shape in the same launches.
 
 mod arena;
 mod ema;

@@ -11,7 +11,7 @@
 
 use super::layout::{ALIGN, Entry};
 use super::newton_schulz::{self, Buffers};
-use super::optimizer::{Kind, State, Step, bindable, bindable_ranges, slice};
+use super::optimizer::{Kind, State, Step, bindable, slice};
 use super::update::{Factor, GradientScale};
 use crate::cpu::CHUNK;
 use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
@@ -132,7 +132,7 @@ impl Muon {
         let (arena, start) = (step.parameters, state.segment.range.start);
         let of_moment = |range: &Range<usize>| slice(&state.moments[0], &(range.start - start..range.end - start));
         let momentum = momentum as f32;
-        let ranges = bindable_ranges(&state.segment.range, &arena.device());
+        let ranges = arena.bindable_ranges(&state.segment.range);
         for range in &ranges {
             let counts = step.counts && range.start == start;
             let gradient = slice(arena.gradients(), range);

@@ -272,7 +272,7 @@ impl Optimizer {
     #[doc(hidden)]
     pub fn prepare(&self, parameters: &ParameterArena) -> Result<PreparedUpdate> {
         self.expect_made_for(parameters)?;
-        let sums = sums_of_squares(parameters.gradients())?;
+        let sums = sums_of_squares(parameters)?;
         let norm = match &self.loss_scale {
             Some(_) => Norm::Scaled { sums, rescaled: LossScale::output(&parameters.device())? },
             None => Norm::Plain(no_grad(|| sums.sum(..))?),
@@ -385,7 +385,7 @@ impl Step<'_> {
     /// One pass over the group.
     fn elementwise(&self, state: &State) -> Result<()> {
         let start = state.segment.range.start;
-        for range in bindable_ranges(&state.segment.range, &self.parameters.device()) {
+        for range in self.parameters.bindable_ranges(&state.segment.range) {
             let kernel = self.kernel(state, &range);
             let in_arena = |arena: &Tensor| slice(arena, &range);
             let of_moment = |moment: &Tensor| slice(moment, &(range.start - start..range.end - start));
@@ -435,8 +435,9 @@ impl Step<'_> {
 }
 
 /// Sums that add up to that of the squares of all elements.
-fn sums_of_squares(gradients: &Tensor) -> Result<Tensor> {
-    let ranges = bindable_ranges(&(0..gradients.len()), &gradients.device());
+fn sums_of_squares(parameters: &ParameterArena) -> Result<Tensor> {
+    let gradients = parameters.gradients();
+    let ranges = parameters.bindable_ranges(&(0..gradients.len()));
     let parts = SumsOfSquares::PARTS;
     let spec = Spec::new([parts * ranges.len()], DType::F32);
     let sums = Tensor::empty(spec, &gradients.device(), MemoryKind::Scratch)?;
@@ -454,10 +455,4 @@ pub(super) fn slice(tensor: &Tensor, range: &Range<usize>) -> Tensor {
 /// The most elements of an arena that one launch may bind.
 pub(super) fn bindable(device: &Device) -> usize {
     if device.is_gpu() { (device.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN } else { usize::MAX }
-}
-
-/// The parts of a range of an arena that one launch may bind; each starts where a tensor may start.
-pub(super) fn bindable_ranges(range: &Range<usize>, device: &Device) -> Vec<Range<usize>> {
-    let most = bindable(device).min(range.len()).max(1);
-    range.clone().step_by(most).map(|start| start..start.saturating_add(most).min(range.end)).collect()
 }

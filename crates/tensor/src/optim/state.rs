@@ -392,6 +392,21 @@ mod tests {
         assert!(restore(&mut adamw, &parameters, &path).unwrap_err().to_string().contains("is damaged"));
     }
 
+    /// Of a fused matrix B had blocks of zeros, and so another shape.
+    #[test]
+    fn the_moments_of_an_earlier_adapter_are_refused_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("optimizer.safetensors");
+        let (_model, mut parameters, mut adamw) = setup(KINDS[0]);
+        parameters.entries[0].name = "c_attn.lora_B.weight".into();
+        std::fs::write(&path, encode(&parameters, &adamw)).unwrap();
+        let reversed: Vec<usize> = parameters.entries[0].shape.iter().rev().copied().collect();
+        parameters.entries[0].shape = reversed.into();
+        let error = restore(&mut adamw, &parameters, &path).unwrap_err().to_string();
+        let parts = ["optimizer.safetensors", "c_attn.lora_B.weight", "[65, 24]", "[24, 65]", "`rustyflow merge`"];
+        parts.iter().for_each(|part| assert!(error.contains(part), "{error}"));
+    }
+
     /// Ranks that trained apart: each takes its own, one alone and others take the mean.
     #[test]
     fn moments_of_several_ranks_are_each_ranks_or_their_mean() {

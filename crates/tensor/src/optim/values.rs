@@ -40,6 +40,11 @@ impl Held {
     pub fn len(&self) -> usize {
         total(&self.ranges)
     }
+
+    /// How many of the elements before this one are held.
+    pub fn before(&self, at: usize) -> usize {
+        self.ranges.iter().map(|range| range.end.min(at).saturating_sub(range.start)).sum()
+    }
 }
 
 pub(super) struct Values {

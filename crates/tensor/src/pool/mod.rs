@@ -6,6 +6,6 @@ mod size_class;
 
 pub(crate) use blocks::Blocks;
 pub(crate) use free_list::FreeList;
-#[cfg(feature = "gpu")]
-pub(crate) use size_class::ALIGN;
 pub(crate) use size_class::size_class;
+#[cfg(feature = "gpu")]
+pub(crate) use size_class::{ALIGN, size_class_within};

@@ -12,6 +12,12 @@ pub(crate) fn size_class(size: usize) -> usize {
     size.next_multiple_of((power / 16).max(ALIGN))
 }
 
+/// [`size_class`] where no block may be larger than `largest`, which is at least `size`.
+#[cfg(feature = "gpu")]
+pub(crate) fn size_class_within(size: usize, largest: u64) -> usize {
+    size_class(size).min(usize::try_from(largest).unwrap_or(usize::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -23,6 +29,16 @@ mod tests {
             assert!(class >= size && class.is_multiple_of(ALIGN), "{size} -> {class}");
             assert!(class <= (size + size / 8).max(size + ALIGN), "{size} -> {class}");
         }
+    }
+
+    /// A driver whose largest buffer is 4094 MiB.
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn no_size_class_exceeds_the_largest_buffer() {
+        let largest = (4096 << 20) - (2 << 20);
+        assert_eq!(size_class(3900 << 20), 4096 << 20);
+        assert_eq!(size_class_within(3900 << 20, largest), largest as usize);
+        assert_eq!(size_class_within(100 << 20, largest), size_class(100 << 20));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Where tensors live.
 
 use super::dry_run::{DryRun, DrySlice};
+use super::segments::Segments;
 use crate::cpu::{self, CpuSlice};
 use crate::gpu::{AdapterInfo, Gpu, GpuSlice, Limits};
 use crate::profile::{MemoryKind, MemoryStats, Profiler};
@@ -220,6 +221,8 @@ pub enum Storage {
     Gpu(Gpu, GpuSlice),
     #[doc(hidden)]
     DryRun(DrySlice),
+    #[doc(hidden)]
+    Segments(Segments),
 }
 
 impl Storage {
@@ -228,6 +231,7 @@ impl Storage {
             Storage::Cpu(_) => Device::Cpu,
             Storage::Gpu(gpu, _) => Device::Gpu(gpu.clone()),
             Storage::DryRun(slice) => Device::DryRun(slice.device().clone()),
+            Storage::Segments(segments) => segments.device(),
         }
     }
 
@@ -236,6 +240,7 @@ impl Storage {
             Storage::Cpu(slice) => Storage::Cpu(slice.slice(offset, size)),
             Storage::Gpu(gpu, slice) => Storage::Gpu(gpu.clone(), slice.slice(offset, size)),
             Storage::DryRun(slice) => Storage::DryRun(slice.clone()),
+            Storage::Segments(segments) => segments.slice(offset, size),
         }
     }
 
@@ -245,20 +250,21 @@ impl Storage {
             Storage::Cpu(slice) => slice.is_unique(),
             Storage::Gpu(_, slice) => slice.is_unique(),
             Storage::DryRun(slice) => slice.is_unique(),
+            Storage::Segments(segments) => segments.is_unique(),
         }
     }
 
     pub(crate) fn cpu(&self) -> &CpuSlice {
         match self {
             Storage::Cpu(slice) => slice,
-            Storage::Gpu(..) | Storage::DryRun(_) => unreachable!("all operands were checked to be on one device"),
+            _ => unreachable!("all operands were checked to be on one device, in one buffer each"),
         }
     }
 
     pub(crate) fn gpu(&self) -> &GpuSlice {
         match self {
             Storage::Gpu(_, slice) => slice,
-            Storage::Cpu(_) | Storage::DryRun(_) => unreachable!("all operands were checked to be on one device"),
+            _ => unreachable!("all operands were checked to be on one device, in one buffer each"),
         }
     }
 }

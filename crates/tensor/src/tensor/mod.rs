@@ -11,6 +11,7 @@ mod gradient;
 mod kernel;
 mod readback;
 mod recompute;
+mod segments;
 mod shape;
 mod transfer;
 mod upcast;
@@ -259,6 +260,8 @@ impl Tensor {
         match (&self.0.storage, &other.0.storage) {
             (Storage::Cpu(a), Storage::Cpu(b)) => a.overlaps(b),
             (Storage::Gpu(_, a), Storage::Gpu(_, b)) => a.overlaps(b),
+            (Storage::Segments(a), _) => a.tensors(self.dtype()).any(|part| part.overlaps(other)),
+            (_, Storage::Segments(b)) => b.tensors(other.dtype()).any(|part| part.overlaps(self)),
             _ => false,
         }
     }

@@ -15,6 +15,8 @@ pub struct Readback {
 enum State {
     Ready(Bytes),
     Pending(PendingReadback),
+    /// Of what lies in several buffers.
+    Joined(Vec<Readback>),
 }
 
 impl Readback {
@@ -26,6 +28,10 @@ impl Readback {
         Readback { state: State::Pending(readback), arrived_at: None }
     }
 
+    pub(super) fn joined(parts: Vec<Readback>) -> Readback {
+        Readback { state: State::Joined(parts), arrived_at: None }
+    }
+
     /// Whether the elements have arrived. Never waits, never copies; it has to be called for them to arrive.
     ///
     /// # Errors
@@ -35,6 +41,14 @@ impl Readback {
             let Some(bytes) = readback.try_read()? else { return Ok(false) };
             self.arrived_at = readback.arrived_at().or_else(|| Some(Instant::now()));
             self.state = State::Ready(Bytes(Memory::Mapped(bytes)));
+        }
+        if let State::Joined(parts) = &mut self.state {
+            for part in parts.iter_mut() {
+                if !part.has_arrived()? {
+                    return Ok(false);
+                }
+            }
+            self.arrived_at = parts.iter().filter_map(Readback::arrived_at).max();
         }
         Ok(true)
     }
@@ -52,6 +66,11 @@ impl Readback {
         match self.state {
             State::Ready(bytes) => Ok(bytes),
             State::Pending(readback) => readback.wait_mapped().map(|bytes| Bytes(Memory::Mapped(bytes))),
+            State::Joined(parts) => {
+                let mut all = Vec::new();
+                parts.into_iter().try_for_each(|part| part.wait().map(|bytes| all.extend_from_slice(&bytes)))?;
+                Ok(Bytes::owned(all))
+            }
         }
     }
 }

@@ -51,6 +51,7 @@ impl Tensor {
             }),
             Storage::Gpu(gpu, slice) => gpu.upload(slice, parts),
             Storage::DryRun(_) => Ok(()),
+            Storage::Segments(segments) => segments.write_parts(self.dtype(), parts),
         }
     }
 
@@ -93,6 +94,7 @@ impl Tensor {
                 .expect("no kernel sets tensors to zero while it runs"),
             Storage::Gpu(gpu, slice) => gpu.fill_zero(slice),
             Storage::DryRun(_) => {}
+            Storage::Segments(segments) => segments.tensors(self.dtype()).for_each(|tensor| tensor.fill_zero()),
         }
     }
 
@@ -105,6 +107,7 @@ impl Tensor {
             Storage::Cpu(slice) => CpuSlice::with_slices(&[slice], &[], |read, _| read[0].to_vec()),
             Storage::Gpu(gpu, slice) => gpu.download(slice),
             Storage::DryRun(_) => Err(no_values()),
+            Storage::Segments(segments) => segments.to_bytes(self.dtype()),
         }
     }
 
@@ -152,6 +155,7 @@ impl Tensor {
             Storage::Cpu(_) => Readback::ready(self.to_bytes()?),
             Storage::Gpu(gpu, slice) => Readback::pending(gpu.download_later(slice)?),
             Storage::DryRun(_) => return Err(no_values()),
+            Storage::Segments(segments) => segments.read_later(self.dtype())?,
         })
     }
 

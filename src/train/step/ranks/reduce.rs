@@ -138,12 +138,9 @@ impl DataParallel {
         let mut state = self.state.borrow_mut();
         if state.buckets.is_empty() {
             let arena = parameters.gradients();
-            let cut = |Range { start, end }: Range<usize>| {
-                (start..end).step_by(EXCHANGED).map(move |start| start..(start + EXCHANGED).min(end))
-            };
             let whole = || std::iter::once(0..arena.len()).collect();
             let parts = self.rows.as_ref().map_or_else(whole, |rows| rows.others(arena.len()));
-            let buckets = parts.into_iter().flat_map(cut);
+            let buckets = parts.iter().flat_map(|part| parameters.in_buffers(part, EXCHANGED));
             state.buckets = buckets.map(|Range { start, end }| arena.slice_flat(start, [end - start].into())).collect();
         }
         let count = state.buckets.len();
