@@ -7,6 +7,7 @@ use super::{device, examples};
 use crate::Device;
 use crate::bench::{Sizes, measure_exchange, measure_roofline};
 use crate::cache;
+use crate::comm::Launch;
 use crate::config::{MatmulF32, Resolved};
 use crate::train::{Cluster, ClusterPlan, Rates, RunPlan, Speed, operands, plan_run};
 use crate::units;
@@ -18,11 +19,11 @@ use std::time::Duration;
 pub struct Args {
     #[command(flatten)]
     flags: TrainFlags,
-    /// How fast the run would be on up to so many devices, a rank each
+    /// Also estimate the speed on up to N devices, one rank each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     ranks: Option<u16>,
-    /// What each rank can send in a second, while it receives as much: 25Gbps, 100Mbps; without it, all ranks are in
-    /// one machine
+    /// Bandwidth of each rank, in both directions: 25Gbps, 100Mbps [default: all ranks in one
+    /// machine]
     #[arg(long, value_name = "RATE", value_parser = bytes_per_s, requires = "ranks")]
     network: Option<f64>,
     /// Print one JSON object instead
@@ -52,39 +53,59 @@ fn bytes_per_s(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| "give a number with Kbps, Mbps, Gbps or Tbps, as in 25Gbps".into())
 }
 
+/// The ranks that a plan is for.
+pub enum Ranks {
+    /// Those of the run: its devices, in each process of a launcher.
+    Run(Option<Launch>),
+    /// So many, whose speed is estimated, with this bandwidth in bytes a second between machines of one rank each.
+    Estimated { count: usize, network: Option<f64> },
+}
+
+impl Ranks {
+    /// How many there are, and how many on one machine share its memory.
+    fn counts(&self, devices: &[Device]) -> (usize, usize) {
+        match self {
+            Ranks::Run(launch) => {
+                let (processes, on_machine) = launch.map_or((1, 1), |launch| (launch.processes, launch.on_machine));
+                let on_cpu = devices.iter().filter(|device| !device.is_gpu()).count();
+                (devices.len().saturating_mul(processes), on_cpu.saturating_mul(on_machine))
+            }
+            Ranks::Estimated { count, network } => (*count, if network.is_some() { 1 } else { *count }),
+        }
+    }
+}
+
 pub fn run(args: &Args) -> Result<()> {
     let mut resolved = args.flags.resolve(None)?;
     configuration::warn(&resolved);
-    let ranks = args.ranks.map(|ranks| (usize::from(ranks), args.network));
+    let ranks = match args.ranks {
+        None => Ranks::Run(None),
+        Some(count) => Ranks::Estimated { count: count.into(), network: args.network },
+    };
     show(&mut resolved, None, &args.flags, ranks, args.json)
 }
 
-/// Prints the plan of a run; `kept` is the `device.matmul_f32` of one that is resumed. With `ranks`, their number and
-/// the network between them, also what they would gain.
+/// Prints the plan of a run; `kept` is the `device.matmul_f32` of one that is resumed.
 pub fn show(
     resolved: &mut Resolved,
     kept: Option<MatmulF32>,
     flags: &TrainFlags,
-    ranks: Option<(usize, Option<f64>)>,
+    ranks: Ranks,
     json: bool,
 ) -> Result<()> {
     // The first of several stands for all.
     let mut devices = device::open_for_run(resolved, kept, true)?;
-    let (count, on_machine) = match ranks {
-        None => (devices.len(), devices.iter().filter(|device| !device.is_gpu()).count()),
-        Some((ranks, network)) => (ranks, if network.is_some() { 1 } else { ranks }),
-    };
+    let counts = ranks.counts(&devices);
     let device = devices.swap_remove(0);
-    let counts = (count, on_machine);
     let mut plan = plan_run(resolved, &device, counts, &flags.run.data_dir, cache::user_folder().as_deref())?;
     *resolved = plan.resolved.clone();
-    let rates = rates(&plan, resolved, &device);
+    let rates = if plan.does_not_fit.is_none() { rates(&plan, resolved, &device) } else { None };
     if let Some(rates) = &rates {
         plan.estimate(rates);
     }
     let cluster = match ranks {
-        None => None,
-        Some((ranks, network_bytes_per_s)) => {
+        Ranks::Run(_) => None,
+        Ranks::Estimated { count: ranks, network: network_bytes_per_s } => {
             let host_seconds_per_byte = measure_exchange(&device)?;
             let peaks = match &rates {
                 Some(Rates::Peaks(peaks)) => Some(peaks),
@@ -161,9 +182,10 @@ fn print(plan: &RunPlan) -> Result<()> {
     if let Some(time) = &plan.time {
         let span = Duration::from_secs_f64(time.seconds.clamp(1.0, 1e12));
         let rest = indicatif::HumanDuration(span);
+        let step = 1e-3 * time.ms_per_step;
         output::line(format_args!(
             "time       {} a step, {}: {rest} in all{}",
-            units::si(1e-3 * time.ms_per_step, "s"),
+            if step < 60.0 { units::si(step, "s") } else { units::duration(step) },
             units::tokens_per_s(Some(time.tokens_per_s)),
             ends(span)
         ))?;

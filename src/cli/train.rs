@@ -24,10 +24,10 @@ pub struct Args {
     /// one
     #[arg(long, value_name = "RUN", add = complete::runs_to_resume())]
     resume: Option<PathBuf>,
-    /// Say what the run would take, as `rustyflow plan` does, and end there
+    /// Print the plan of the run, as `rustyflow plan`, and stop
     #[arg(long)]
     dry_run: bool,
-    /// Print the profiling report at the end, which is always in the run's profile.txt
+    /// Print the profiling report at the end; it is also in the run's profile.txt
     #[arg(long)]
     profile: bool,
     /// Print one JSON object per event instead
@@ -36,8 +36,8 @@ pub struct Args {
     /// Show the run on the whole terminal: curves, numbers, log and sample
     #[arg(long, conflicts_with = "json")]
     tui: bool,
-    /// Write when each kernel, step and phase ran, for Perfetto (ui.perfetto.dev), to this file or to trace.pftrace in
-    /// the run's folder
+    /// Write a Perfetto trace (ui.perfetto.dev) of kernels, steps and phases [default file: trace.pftrace
+    /// in the run's folder]
     #[arg(long, value_name = "FILE", require_equals = true)]
     trace: Option<Option<PathBuf>>,
 }
@@ -126,11 +126,16 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     configuration::warn(&resolved);
     let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
     let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
-    if args.dry_run {
-        return plan::show(&mut resolved, kept, flags, None, args.json);
-    }
     let launch = Launch::of_process()?;
     choose_of_machine(&mut resolved.config.device, launch);
+    if args.dry_run {
+        let is_told = launch.is_none_or(|launch| launch.process == 0);
+        return if is_told {
+            plan::show(&mut resolved, kept, flags, plan::Ranks::Run(launch), args.json)
+        } else {
+            Ok(())
+        };
+    }
     let is_shown = !args.json && !quiet;
     let (devices, auto) = device::open_for_shown_run(&mut resolved, kept)?;
     if let Some(device) = auto.as_ref().filter(|_| !is_shown) {

@@ -161,4 +161,10 @@ impl Metrics {
         };
         self.steps.iter().zip(&tokens).map(spent).collect()
     }
+
+    /// [`training_seconds`](Metrics::training_seconds) of the steps up to this one.
+    pub fn training_seconds_until(&self, step: u64, tokens_per_step: f64) -> f64 {
+        let count = self.steps.iter().take_while(|point| point.step <= step).count();
+        self.training_seconds(tokens_per_step)[..count].last().copied().unwrap_or(0.0)
+    }
 }

@@ -55,7 +55,10 @@ impl RunSummary {
         // One that was stopped has done a few more than it has logged.
         let steps = run.start["end"]["steps"].as_u64().unwrap_or(logged).max(logged);
         let tokens = |steps: u64| finite(steps as f64 * run.tokens_per_step());
-        let training_seconds = metrics.training_seconds(run.tokens_per_step()).last().copied().filter(|s| *s > 0.0);
+        // The logged speeds lack the first step of each process.
+        let by_speeds = || metrics.training_seconds(run.tokens_per_step()).last().copied();
+        let training_seconds = run.start["end"]["training_seconds_in_all"].as_f64().or_else(by_speeds);
+        let training_seconds = training_seconds.filter(|seconds| *seconds > 0.0);
         let of_config = |section: &str, key: &str| run.config.get(section).and_then(|s| s.get(key));
         let text = |value: &Value, section: &str, key: &str| {
             let configured = || of_config(section, key)?.as_str().map(str::to_string);

@@ -28,6 +28,24 @@ fn ranks_of_one_machine_share_its_memory() {
     assert_eq!(available(&["--device", "cpu", "--ranks", "4", "--network", "1Gbps"]), 400);
 }
 
+#[cfg(feature = "mpi")]
+#[test]
+fn the_first_process_of_a_launcher_plans_for_all() {
+    let sandbox = Sandbox::new();
+    let process = |number| {
+        let variables = [
+            ("RUSTYFLOW_HOST_MEMORY", "400"),
+            ("OMPI_COMM_WORLD_RANK", number),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", number),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ];
+        sandbox.run_with(&["train", "tiny.toml", "--dry-run", "--json", "--device", "cpu"], &variables).succeeds()
+    };
+    assert_eq!(process("0").json()["host_available_bytes"].as_u64(), Some(100 << 20));
+    assert_eq!(process("1").stdout, "");
+}
+
 /// Every op of a step, in both precisions where the GPU has them, with all that changes what is kept.
 #[test]
 fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
@@ -172,11 +190,12 @@ fn a_run_that_does_not_fit_is_told_so_before_it_begins() {
     let sandbox = Sandbox::new();
     let run =
         sandbox.run(&["plan", "tiny.toml", "--device", "cpu", "--n-layer", "4000", "--n-embd", "512", "--n-head", "8"]);
-    run.ends_with(1).prints(&[
+    let run = run.ends_with(1).prints(&[
         "fits       no: training does not fit the memory: with one sequence of 16 tokens per pass, a model of",
         "use a smaller model.n_embd",
         "batch      4 x 16 tokens; none fits",
     ]);
+    assert!(!run.stdout.contains("\ntime "), "{run:?}");
 }
 
 #[test]

@@ -67,6 +67,10 @@ pub fn rows() -> Vec<Row> {
             damaged()?.metrics.tokens(f64::NAN);
             Ok(())
         }),
+        ("Metrics::training_seconds_until", Defined, |_| {
+            damaged()?.metrics.training_seconds_until(u64::MAX, 0.0);
+            Ok(())
+        }),
         ("Metrics::average_speed", Defined, |_| {
             damaged()?.metrics.average_speed(f64::NAN);
             Ok(())

@@ -4,7 +4,7 @@ use super::Trainer;
 use super::prepare::adapters;
 use crate::generate::{Sampling, TextWriter, generate, printable};
 use crate::profile::{Phase, Report};
-use crate::report::{RunRecord, RunSummary, run_page};
+use crate::report::{RunRecord, run_page};
 use crate::train::checkpoint::SAMPLES;
 use crate::train::evaluation::prompt::prompt_ids;
 use crate::train::run::events::{Event, Summary};
@@ -96,7 +96,7 @@ impl Trainer<'_> {
             best_loss: self.state.best.map(|best| best.loss),
             best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
             tokens_per_s: self.throughput.average(),
-            seconds_in_all: self.seconds_in_all(),
+            seconds_in_all: self.seconds_in_all(report.training_seconds),
             is_chat: self.text.template.is_some(),
             peak_memory_bytes: device.memory().peak_bytes,
             epoch_seconds: std::mem::take(&mut self.epoch_seconds),
@@ -105,10 +105,10 @@ impl Trainer<'_> {
         }
     }
 
-    /// Of training, over all processes of a run that was resumed.
-    fn seconds_in_all(&self) -> Option<f64> {
-        let run = (self.began_at.0 > 0).then(|| RunRecord::read(self.folder.path()).ok()).flatten();
-        RunSummary::new(&run?).training_seconds
+    /// Training time over all processes of a resumed run, of which this one took so many seconds.
+    fn seconds_in_all(&self, here: f64) -> Option<f64> {
+        let run = (self.began_at.0 > 0).then(|| RunRecord::read(self.folder.path()).ok()).flatten()?;
+        Some(run.metrics.training_seconds_until(self.began_at.0 as u64, run.tokens_per_step()) + here)
     }
 
     /// Notes what ended the run, and shows what led to it.
