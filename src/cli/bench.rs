@@ -20,15 +20,15 @@ use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Time every kernel, beside what the device does at best
+    /// Time every kernel, beside the device's peak
     Ops(OpsArgs),
     /// Time training steps on random tokens
     Step(StepArgs),
-    /// Time each new token of a continuation, by a model of random weights
+    /// Time each generated token, with a model of random weights
     Generate(GenerateArgs),
-    /// Measure the GPU's matmul kernels at length, keep that for every later run, and say what it gained
+    /// Tune the GPU's matmul tiles, keep the result for later runs, and print the gain
     Tune(tune::Args),
-    /// Write one file about this device: what it is, the rates of its kernels, a training step
+    /// Write a report on this device: properties, kernel rates, a training step
     Report(report::Args),
 }
 
@@ -102,7 +102,7 @@ pub struct GenerateArgs {
     /// Texts continued at once
     #[arg(long, value_name = "B", default_value_t = 1, value_parser = at_least_one)]
     batch_size: usize,
-    /// What matmuls read: f32 or f16
+    /// Type of the weights in matmuls: f32 or f16
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
     dtype: WeightDtype,
     /// Draw the time of a token against the tokens before it into this file

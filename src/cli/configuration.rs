@@ -21,30 +21,30 @@ pub struct RunFlags {
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
     #[arg(long, short, value_name = "KEY=VALUE", add = complete::assignments())]
     pub set: Vec<String>,
-    /// What to learn from: sample, wikitext-2, tinyshakespeare, a file or folder, or - for standard input (data.corpus)
+    /// What to train on: sample, wikitext-2, tinyshakespeare, a file or folder, or - for standard input (data.corpus)
     #[arg(long, add = complete::corpora())]
     corpus: Option<String>,
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
     #[arg(long, add = complete::tokenizers())]
     tokenizer: Option<String>,
-    /// One document in each row of a batch, instead of as many as there is room for (data.packing = "off")
+    /// One document per row, instead of as many as fit (data.packing = "off")
     #[arg(long)]
     no_pack: bool,
-    /// Begin with the weights, shape and tokenizer of a model: a run (its folder or name), a model's folder, or the
+    /// Start from a model's weights, shape and tokenizer: a run (folder or name), a model's folder, or the
     /// name of a fetched one (model.init)
     #[arg(long, value_name = "DIR", add = complete::runs())]
     init: Option<String>,
-    /// Train the model of --init with another tokenizer: tokens that both have keep their rows of the embedding, all
-    /// other rows start at random (model.new_tokenizer)
+    /// Give the model of --init another tokenizer: shared tokens keep their rows of the embedding, all other
+    /// rows start at random (model.new_tokenizer)
     #[arg(long)]
     new_tokenizer: bool,
-    /// Layers (model.n_layer)
+    /// Number of layers (model.n_layer)
     #[arg(long, value_name = "N")]
     n_layer: Option<String>,
-    /// Heads of each layer (model.n_head)
+    /// Attention heads per layer (model.n_head)
     #[arg(long, value_name = "N")]
     n_head: Option<String>,
-    /// Channels (model.n_embd)
+    /// Width of the embedding (model.n_embd)
     #[arg(long, value_name = "N")]
     n_embd: Option<String>,
     /// Tokens of a training row; with --init, by default what the text needs (model.block_size)
@@ -53,16 +53,16 @@ pub struct RunFlags {
     /// Sequences per batch; with --init, by default what fits the memory, 16 at most (train.batch_size)
     #[arg(long, value_name = "N")]
     batch_size: Option<String>,
-    /// The largest learning rate (train.learning_rate)
+    /// Peak learning rate (train.learning_rate)
     #[arg(long, value_name = "LR")]
     learning_rate: Option<String>,
-    /// The same seed gives the same run on the same device
+    /// Seed: the same one repeats a run on the same device (run.seed)
     #[arg(long)]
     seed: Option<u64>,
-    /// Where data sets are kept
+    /// The folder of downloaded data sets
     #[arg(long, default_value = "data", value_name = "DIR")]
     pub data_dir: PathBuf,
-    /// f32, or mixed: matmuls of 16-bit floats, which a GPU computes faster
+    /// f32, or mixed: matmuls in f16, faster on a GPU (train.precision)
     #[arg(long, value_name = "PRECISION", help_heading = device::HEADING, add = complete::precisions())]
     precision: Option<Precision>,
     #[command(flatten)]
@@ -77,10 +77,10 @@ pub struct TrainFlags {
     /// Steps to train (train.max_steps)
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     max_steps: Option<u64>,
-    /// Or passes over the text (train.epochs)
+    /// Epochs to train, instead of steps (train.epochs)
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     epochs: Option<f64>,
-    /// What the run's folder is called (run.name)
+    /// The name of the run's folder (run.name)
     #[arg(long)]
     name: Option<String>,
 }

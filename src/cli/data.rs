@@ -22,27 +22,27 @@ pub enum Command {
         /// wikitext-2, tinyshakespeare or gpt2 (GPT-2's tokenizer)
         #[arg(add = complete::data_sets())]
         name: String,
-        /// Where data sets are kept
+        /// The folder of downloaded data sets
         #[arg(long, default_value = "data", value_name = "DIR")]
         data_dir: PathBuf,
-        /// Download from here instead: the files are expected directly below
+        /// Download from this URL instead, which has the files directly below
         #[arg(long, value_name = "URL")]
         base_url: Option<String>,
     },
     /// List the data sets that can be fetched
     #[command(after_help = examples::DATA_LIST)]
     List,
-    /// Make token files of a text, as `train` does before its first step
+    /// Tokenize a text into files, as `train` does before its first step
     #[command(after_help = examples::DATA_PREPARE)]
     Prepare(Prepare),
-    /// Say what a text is made of: files, documents, tokens, and how it is split
+    /// Describe a text: files, documents, tokens, splits
     #[command(after_help = examples::DATA_STATS)]
     Stats(Prepare),
 }
 
 #[derive(clap::Args)]
 pub struct Prepare {
-    /// A configuration, or the text itself: a file or a folder; without it, the flags below say all
+    /// A configuration, or a text: a file or a folder
     #[arg(value_name = "CONFIG|CORPUS", add = complete::configs_and_corpora())]
     given: Option<PathBuf>,
     /// sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
@@ -54,19 +54,19 @@ pub struct Prepare {
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
     #[arg(long, add = complete::tokenizers())]
     tokenizer: Option<String>,
-    /// Tokens that bpe is trained to (data.vocab_size)
+    /// Vocabulary size of bpe (data.vocab_size)
     #[arg(long, value_name = "N")]
     vocab_size: Option<String>,
-    /// How much is held out (data.validation_fraction)
+    /// Fraction of the text kept for validation (data.validation_fraction)
     #[arg(long, value_name = "F")]
     validation_fraction: Option<String>,
-    /// Length of a training row in tokens, for the documents that it truncates [default: that of the configuration]
+    /// Tokens of a training row, to count truncated documents [default: that of the configuration]
     #[arg(long, value_name = "N")]
     block_size: Option<String>,
     /// Put train.bin, val.bin, meta.json and tokenizer.json here [default: the cache, where `train` finds them]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Where data sets are kept
+    /// The folder of downloaded data sets
     #[arg(long, default_value = "data", value_name = "DIR")]
     data_dir: PathBuf,
     /// Print one JSON object instead

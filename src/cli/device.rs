@@ -15,7 +15,7 @@ pub const HEADING: &str = "Device options";
 /// The flags that every command which computes has.
 #[derive(Clone, clap::Args)]
 pub struct Flags {
-    /// Where to compute: auto, cpu, gpu, or gpu:N as `rustyflow devices` numbers them; `train` takes several: gpu:all,
+    /// auto, cpu, gpu, or gpu:N as `rustyflow devices` numbers them; `train` takes several: gpu:all,
     /// gpu:0,1, gpu:0,cpu
     #[arg(long, value_name = "DEVICE", help_heading = HEADING, add = complete::devices())]
     pub device: Option<Devices>,
@@ -28,7 +28,7 @@ pub struct Flags {
     #[arg(long, help_heading = HEADING)]
     pub allow_software_gpu: bool,
 
-    /// How a GPU multiplies matrices in f32: fma; split-fp16, on tensor cores; or auto, the faster if it is as precise
+    /// f32 matmuls on a GPU: fma; split-fp16, on tensor cores; auto, the faster if it is as precise
     #[arg(long, value_name = "HOW", value_parser = matmul_f32, help_heading = HEADING, add = complete::matmul_f32())]
     matmul_f32: Option<MatmulF32>,
 

@@ -2,17 +2,17 @@
 
 pub const TRAIN: &str = "Examples:
   rustyflow train                                           a small model on the sample corpus
-  rustyflow train my.toml --device gpu                      as a file says, on the GPU
-  rustyflow train notes/ --epochs 5                         on your own text: a file or a folder
-  rustyflow train my.toml --set train.learning_rate=3e-4    with another value of any key
-  rustyflow train my.toml --tui                             with curves on the whole terminal
-  rustyflow train my.toml --dry-run                         what it would take, before it does
-  rustyflow train --resume auto                             goes on with the newest unfinished run
-  rustyflow train --init my-run --corpus more.txt           a new run, from the weights of another";
+  rustyflow train my.toml --device gpu                      a configuration, on the GPU
+  rustyflow train notes/ --epochs 5                         your own text: a file or a folder
+  rustyflow train my.toml --set train.learning_rate=3e-4    any key of the configuration
+  rustyflow train my.toml --tui                             curves on the whole terminal
+  rustyflow train my.toml --dry-run                         memory and time, without training
+  rustyflow train --resume auto                             continue the newest unfinished run
+  rustyflow train --init my-run --corpus more.txt           a new run from another's weights";
 
 pub const PLAN: &str = "Examples:
   rustyflow plan configs/gpt2-124m.toml --device gpu        memory, time and the largest batch
-  rustyflow plan configs/gpt2-124m.toml --ranks 8 --network 25Gbps     what several machines would gain
+  rustyflow plan configs/gpt2-124m.toml --ranks 8 --network 25Gbps
   rustyflow plan --n-layer 12 --n-embd 768 --json           for a script";
 
 pub const SWEEP: &str = "Examples:
@@ -22,8 +22,8 @@ pub const SWEEP: &str = "Examples:
 
 pub const REPRODUCE: &str = "Examples:
   rustyflow reproduce --list                                the recipes that ship
-  rustyflow reproduce quickstart                            trains, and says whether the loss is the stated one
-  rustyflow reproduce my-recipe.toml --device gpu           one of your own: a config with a [recipe] table";
+  rustyflow reproduce quickstart                            trains and checks the loss
+  rustyflow reproduce my-recipe.toml --device gpu           your own: with a table [recipe]";
 
 pub const VERIFY_RESUME: &str = "Examples:
   rustyflow verify-resume
@@ -38,8 +38,8 @@ pub const EVAL: &str = "Examples:
 pub const GENERATE: &str = "Examples:
   rustyflow generate --prompt \"One morning\"
   rustyflow generate --model my-run --prompt \"To be\" --temperature 0.7 --min-p 0.05
-  rustyflow generate --prompt \"1.\" --stop \"2.\" --samples 4       four texts at once, each up to the stop string
-  rustyflow generate --prompts prompts.txt --json             a text for each line, in batches
+  rustyflow generate --prompt \"1.\" --stop \"2.\" --samples 4
+  rustyflow generate --prompts prompts.txt --json           one text per line, in batches
   rustyflow generate --logit-bias \" the=-2\" --repetition-penalty 1.2";
 
 pub const CHAT: &str = "Examples:
@@ -49,11 +49,11 @@ pub const CHAT: &str = "Examples:
   rustyflow chat --json < questions.txt > answers.jsonl     a line, an answer";
 
 pub const FETCH: &str = "Examples:
-  rustyflow fetch openai-community/gpt2                     then: train --init, eval or generate --model, by that name
+  rustyflow fetch openai-community/gpt2                     then by that name: train --init, chat
   rustyflow fetch Qwen/Qwen3-0.6B --revision main --exclude \"*.md\"
-  rustyflow fetch org/name --include \"*.json\"              other files than those that using the model takes
+  rustyflow fetch org/name --include \"*.json\"              other files than a model needs
 
-HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to Hugging Face's own programs.";
+HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE work as in huggingface_hub.";
 
 pub const MERGE: &str = "Examples:
   rustyflow merge runs/my-lora --output my-model            a run that trained adapters
@@ -62,7 +62,7 @@ pub const MERGE: &str = "Examples:
 
 pub const EXPORT: &str = "Examples:
   rustyflow export runs/my-run --output my.gguf --format gguf --dtype q8_0
-  rustyflow export runs/my-run --output my-model --format safetensors --dtype bf16 --max-shard-size 200MB
+  rustyflow export runs/my-run --output my-model --format safetensors --dtype bf16
   rustyflow export openai-community/gpt2 --output gpt2.gguf --format gguf --text novel.txt";
 
 pub const DEVICES: &str = "Examples:
@@ -70,7 +70,7 @@ pub const DEVICES: &str = "Examples:
   rustyflow devices --json";
 
 pub const DOCTOR: &str = "Examples:
-  rustyflow doctor                                          whether this machine can be trusted to train
+  rustyflow doctor                                          the default device
   rustyflow doctor --device gpu:1 --json";
 
 pub const CONFIG_SHOW: &str = "Examples:
@@ -84,7 +84,7 @@ pub const CONFIG_INIT: &str = "Examples:
 pub const CONFIG_SCHEMA: &str = "Examples:
   rustyflow config schema > rustyflow.schema.json
 
-Then a file that begins with `#:schema ./rustyflow.schema.json` is completed by editors that use Taplo.";
+Editors with Taplo complete a file that begins with `#:schema ./rustyflow.schema.json`.";
 
 pub const BENCH_OPS: &str = "Examples:
   rustyflow bench ops --device gpu
@@ -96,10 +96,10 @@ pub const BENCH_STEP: &str = "Examples:
 
 pub const BENCH_GENERATE: &str = "Examples:
   rustyflow bench generate --case gpt2-124m --device gpu
-  rustyflow bench generate --case gpt2-124m --device gpu --dtype f16 --batch-size 64 --svg tokens.svg";
+  rustyflow bench generate --case gpt2-124m --device gpu --dtype f16 --batch-size 64";
 
 pub const BENCH_TUNE: &str = "Examples:
-  rustyflow bench tune                                      the first hardware GPU, for half a minute
+  rustyflow bench tune                                      the first GPU, for half a minute
   rustyflow bench tune --device gpu:1 --seconds 120";
 
 pub const BENCH_REPORT: &str = "Examples:
@@ -114,7 +114,7 @@ pub const DATA_LIST: &str = "Examples:
   rustyflow data list";
 
 pub const DATA_PREPARE: &str = "Examples:
-  rustyflow data prepare my.toml                            what `train my.toml` would do before its first step
+  rustyflow data prepare my.toml                            as `train my.toml` does first
   rustyflow data prepare --corpus notes/ --tokenizer gpt2 --out tokens/";
 
 pub const DATA_STATS: &str = "Examples:

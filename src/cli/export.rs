@@ -51,7 +51,7 @@ pub struct Written {
     /// A text to compare on [default: the run's validation text, or else the sample corpus]
     #[arg(long, value_name = "PATH")]
     text: Option<PathBuf>,
-    /// Where data sets are kept
+    /// The folder of downloaded data sets
     #[arg(long, default_value = "data", value_name = "DIR")]
     data_dir: PathBuf,
     /// Print one JSON object instead

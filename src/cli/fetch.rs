@@ -14,10 +14,10 @@ pub struct Args {
     /// A branch, a tag or a commit
     #[arg(long, default_value = "main", value_name = "NAME")]
     revision: String,
-    /// Fetch the files that match instead of those that using the model takes; may be repeated
+    /// Download the files that match, instead of those that a model needs; may be repeated
     #[arg(long, value_name = "PATTERN")]
     include: Vec<String>,
-    /// Leave out the files that match; may be repeated
+    /// Skip the files that match; may be repeated
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
     /// Print one JSON object instead

@@ -37,11 +37,11 @@ use clap::{Parser, Subcommand};
 use interrupt::{Interrupted, Interrupts};
 use std::process::ExitCode;
 
-/// Train a GPT on the GPU you own, whoever made it, or on the CPU.
+/// Train a GPT-style language model on the GPU you own, of any vendor, or on the CPU.
 #[derive(Parser)]
 #[command(name = "rustyflow", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Examples:
-  rustyflow train                              a small model on the sample corpus, which then writes a story
+  rustyflow train                              a small model on the sample corpus
   rustyflow train notes/                       your own text: a folder or a file
   rustyflow generate --prompt \"One morning\"   the newest run's model continues a text
 
@@ -50,58 +50,58 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
 
-    /// Say more: -v what is done, -vv also shaders and caches (RUST_LOG refines it)
+    /// Print more: -v each phase, -vv also shaders and caches (RUST_LOG refines it)
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     verbose: u8,
 
-    /// Print results and errors alone: no notes, warnings or progress
+    /// Print only results and errors: no notes, warnings or progress
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model; without --config, a small one on the sample corpus
+    /// Train a model: a small one on the sample corpus, or yours
     Train(train::Args),
-    /// Say what a run would take, before it begins: memory, time, the largest batch
+    /// Estimate a run before it starts: memory, time, the largest batch
     Plan(plan::Args),
-    /// Train with every combination of some values, one run after another, and compare them
+    /// Train once for each combination of values, and compare the runs
     Sweep(sweep::Args),
-    /// Train by a recipe, and say whether the loss is the one that it states
+    /// Train by a recipe and check the loss that it states
     Reproduce(reproduce::Args),
-    /// Check that an interrupted and resumed run is the same to the bit
+    /// Check that a resumed run equals an uninterrupted one, to the bit
     VerifyResume(verify_resume::Args),
-    /// Measure loss, perplexity and bits per byte over a whole text, or accuracy on multiple choice
+    /// Measure a model's loss, perplexity and bits per byte on a text, or its accuracy on questions
     Eval(eval::Args),
-    /// Continue a text
+    /// Generate text from a prompt
     Generate(generate::Args),
-    /// Talk with a model, line by line, as its chat template writes conversations
+    /// Chat with a model in the terminal
     Chat(chat::Args),
-    /// Fetch a model of Hugging Face's hub, into the cache that its own programs use
+    /// Download a model from Hugging Face's hub into the cache that transformers uses
     Fetch(fetch::Args),
-    /// Write a model as other programs read it: GGUF for llama.cpp, or safetensors for transformers
+    /// Convert a model: to GGUF for llama.cpp, or to safetensors for transformers
     Export(export::Args),
-    /// Add an adapter (LoRA) to the weights of its model, and write that as a model like any other
+    /// Merge a LoRA adapter into its model's weights
     Merge(merge::Args),
-    /// List, look at, compare and remove runs
+    /// List, show, compare and remove runs
     #[command(subcommand)]
     Runs(runs::Command),
-    /// List every GPU adapter with its limits and features
+    /// List the GPUs with their limits and features
     Devices(devices::Args),
-    /// Check whether this machine can be trusted to train: every kernel against the CPU, rates, disk space
+    /// Check this machine: every kernel against the CPU, transfer rates, disk space
     Doctor(doctor::Args),
-    /// Measure what a device can do
+    /// Benchmark a device: kernels, training steps, generation
     #[command(subcommand)]
     Bench(bench::Command),
-    /// Fetch data sets
+    /// Download, prepare and describe data sets
     #[command(subcommand)]
     Data(data::Command),
-    /// Show, write and describe configurations
+    /// Show and write configurations
     #[command(subcommand)]
     Config(config::Command),
-    /// Print a script that completes commands, flags, values and runs in a shell
+    /// Print the completion script of a shell
     Completions(shell::CompletionsArgs),
-    /// Write manual pages
+    /// Write the manual pages
     Man(shell::ManArgs),
 }
 
@@ -245,6 +245,8 @@ mod tests {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let lines: Vec<&str> = help.lines().filter(|line| line.starts_with("  rustyflow ")).collect();
             assert!(help.starts_with("Examples:\n") && !lines.is_empty(), "{name}: {help}");
+            // Where help is wrapped; a broken line breaks its column of explanations.
+            help.lines().for_each(|line| assert!(line.chars().count() <= 100, "{name}: {line}"));
             for line in lines {
                 assert!(line.trim_start().starts_with(name), "{name}: {line}");
                 let parsed = Cli::try_parse_from(words(line.trim_start()));

@@ -19,10 +19,10 @@ pub struct Args {
     /// List the recipes that ship
     #[arg(long, conflicts_with = "recipe")]
     list: bool,
-    /// Where data sets are kept
+    /// The folder of downloaded data sets
     #[arg(long, default_value = "data", value_name = "DIR")]
     data_dir: PathBuf,
-    /// Print one JSON object per event instead, and one that begins with the recipe
+    /// Print one JSON object per event instead; the first is the recipe
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -10,31 +10,31 @@ use std::path::Path;
 
 #[derive(clap::Args)]
 pub struct SamplingFlags {
-    /// Tokens to write at most [default: the run's, 200]
+    /// Generate at most this many tokens [default: the run's, 200]
     #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
-    /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: the run's, 0.8]
+    /// Divides the logits: 0 takes the likeliest token, 1 samples the model's distribution [default: the run's, 0.8]
     #[arg(long, short, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Choose among the K likeliest tokens only; 0 for all [default: the run's, 0]
+    /// Sample from the K likeliest tokens; 0 for all [default: the run's, 0]
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Choose among the likeliest tokens that reach this probability together; 1 for all [default: the run's, 1]
+    /// Sample from the likeliest tokens whose probabilities add up to P; 1 for all [default: the run's, 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// Choose among tokens at least this part as likely as the likeliest; 0 for all [default: the run's, 0]
+    /// Sample from tokens with at least P times the probability of the likeliest; 0 for all [default: the run's, 0]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     min_p: Option<f64>,
-    /// Above 1, tokens of the text become less likely [default: the run's, 1]
+    /// Above 1, tokens that are already in the text become less likely [default: the run's, 1]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: Option<f64>,
-    /// End where this text begins, which is not printed; several times for several [default: the run's, none]
+    /// Stop before this string; may be repeated [default: the run's, none]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
-    /// Add to the logit of a token, given by its number or text: 13=-5, the=2, or -inf for never; several times
+    /// Add to the logit of a token, by number or text: 13=-5, the=2, -inf for never; may be repeated
     #[arg(long, value_name = "TOKEN=BIAS", allow_hyphen_values = true)]
     logit_bias: Vec<String>,
-    /// The same seed writes the same text [default: the run's, 1337]
+    /// Seed: the same one repeats the text [default: the run's, 1337]
     #[arg(long)]
     seed: Option<u64>,
 }

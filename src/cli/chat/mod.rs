@@ -31,10 +31,10 @@ pub struct Args {
     /// newest run]
     #[arg(long, value_name = "DIR", add = complete::runs())]
     model: Option<PathBuf>,
-    /// What the model is told before everything else
+    /// The system message
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
-    /// How conversations are written: chatml, or the path of a template in Jinja [default: the model's own]
+    /// The chat template: chatml, or the path of a Jinja file [default: the model's own]
     #[arg(long, value_name = "NAME|FILE")]
     chat_template: Option<String>,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub struct Args {
     /// Print one JSON object for each answer instead, with the speed
     #[arg(long)]
     pub json: bool,
-    /// What matmuls read: f32; or, on a GPU, f16, which is half the memory and rounded to 11 bits
+    /// Type of the weights in matmuls: f32, or f16 on a GPU (half the memory)
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32, add = complete::dtypes())]
     dtype: WeightDtype,
     #[command(flatten)]

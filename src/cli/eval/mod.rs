@@ -23,29 +23,29 @@ pub struct Args {
     /// A text to evaluate on: a file, or a folder of them
     #[arg(long, value_name = "PATH", conflicts_with = "corpus")]
     text: Option<PathBuf>,
-    /// Or multiple-choice questions: a JSON object with question, choices and answer on each line
+    /// Or multiple-choice questions: JSON lines with question, choices and answer
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "corpus", "split", "validation_fraction", "stride"])]
     choices: Option<PathBuf>,
-    /// Or a corpus, as in the configuration [default: the one that the model was trained on]
+    /// Or a corpus, as data.corpus names it [default: the one that the model was trained on]
     #[arg(long, add = complete::corpora())]
     corpus: Option<String>,
-    /// Which part of the corpus: train, validation or test
+    /// The split of the corpus: train, validation or test
     #[arg(long, default_value = "validation", value_name = "SPLIT")]
     split: String,
-    /// The share of a corpus without splits that is kept for validation [default: as in training; of another corpus,
+    /// The fraction of a corpus without splits that is kept for validation [default: as in training; of another corpus,
     /// 0.1]
     #[arg(long, value_name = "F")]
     validation_fraction: Option<f64>,
     /// Tokens of a window, up to the model's context [default: the rows that a run was trained on, or that context]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
-    /// Tokens from one window to the next; less than the context lets every token see more before it [default: context]
+    /// Tokens from one window to the next: a smaller stride gives each token more context [default: context]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// Windows, or choices, computed at once
+    /// Windows or choices per batch
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = at_least_one)]
     batch_size: usize,
-    /// Where data sets are kept
+    /// The folder of downloaded data sets
     #[arg(long, default_value = "data", value_name = "DIR")]
     data_dir: PathBuf,
     /// Print one JSON object instead

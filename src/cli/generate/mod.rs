@@ -28,13 +28,13 @@ pub struct Args {
     /// The text to continue; - reads it from standard input
     #[arg(long, short, default_value = "", allow_hyphen_values = true)]
     prompt: String,
-    /// Or the file that holds it
+    /// Read the prompt from a file
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// A file with many: one on each line, or in a .jsonl file {"prompt": "..."}; they are continued in batches
+    /// Read many prompts, one a line, or {"prompt": "..."} in a .jsonl file; they run in batches
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_file"])]
     prompts: Option<PathBuf>,
-    /// Texts for each prompt, at once; the second is that of the next seed, and so on
+    /// Texts per prompt, generated at once; each takes the next seed
     #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
     samples: usize,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub struct Args {
     /// Print one JSON object with the text and the speed instead; of several texts one for each, and the speed last
     #[arg(long)]
     pub json: bool,
-    /// What matmuls read: f32; or, on a GPU, f16, which is half the memory and rounded to 11 bits
+    /// Type of the weights in matmuls: f32, or f16 on a GPU (half the memory)
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32, add = complete::dtypes())]
     dtype: WeightDtype,
     #[command(flatten)]

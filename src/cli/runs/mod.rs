@@ -18,10 +18,10 @@ pub enum Command {
     /// List the runs in a folder, the newest first
     #[command(after_help = examples::RUNS_LIST)]
     List(list::Args),
-    /// Show what a run came to, with a plot of its losses
+    /// Show a run's results and plot its losses
     #[command(after_help = examples::RUNS_SHOW)]
     Show(show::Args),
-    /// Put runs side by side
+    /// Compare runs side by side
     #[command(after_help = examples::RUNS_COMPARE)]
     Compare(compare::Args),
     /// Remove runs with their checkpoints
