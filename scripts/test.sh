@@ -49,13 +49,37 @@ provide_vulkan() {
     need "a Vulkan driver" "install libvulkan1 and mesa-vulkan-drivers, or what they are called here" has_vulkan
 }
 
-times=()
+work="$(mktemp -d)"
+beside=
+trap '[[ -z "$beside" ]] || kill -- "-$beside" 2>/dev/null || true; rm -rf "$work"' EXIT
+
 step() {
     local name="$1" started="$SECONDS"
     shift
     echo "== $name"
     "$@"
-    times+=("$(printf '%5d s  %s' "$((SECONDS - started))" "$name")")
+    printf '%5d s  %s\n' "$((SECONDS - started))" "$name" >>"$work/times"
+}
+
+# Runs steps that occupy one core beside those that follow; `join_beside` waits for them and prints their output.
+beside() {
+    set -m # Its processes are a group, which can be killed.
+    "$@" >"$work/beside" 2>&1 &
+    set +m
+    beside=$!
+}
+
+join_beside() {
+    local status=0
+    wait "$beside" || status=$?
+    beside=
+    cat "$work/beside"
+    return "$status"
+}
+
+print_times() {
+    printf '\n%s\n' "$1"
+    cat "$work/times"
 }
 
 need cargo "install Rust from https://rustup.rs" cargo --version
@@ -72,9 +96,8 @@ if [[ -n "${CI:-}" ]]; then
     export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=none
 fi
 # Mesa warns about a missing or shared folder once per process.
-XDG_RUNTIME_DIR="$(mktemp -d)"
-export XDG_RUNTIME_DIR
-trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+export XDG_RUNTIME_DIR="$work/runtime"
+mkdir -m 700 "$XDG_RUNTIME_DIR"
 
 # Clippy checks what the tests are built from while it is compiled: nothing is compiled twice. Whoever calls Cargo from
 # here on does the same, so that nothing is compiled anew.
@@ -93,13 +116,22 @@ if ! "$full"; then
         every_tiling_is_planned_with_whole_and_partial_tiles learning_is_that_of_f32
         an_overflow_changes_nothing_but_the_scale_and_is_recovered_from gradients_are_those_of_f32_to_within_a_hundredth
     )
-    step "tests" "${test[@]}" -- "${sweeps[@]/#/--skip=}"
-    step "the Python package" bash scripts/test_python.sh
-    printf '\nall passed; --full runs the rest\n'
-    printf '%s\n' "${times[@]}"
+    beside step "the Python package" bash scripts/test_python.sh
+    step "tests" "${test[@]}" --no-fail-fast -- "${sweeps[@]/#/--skip=}"
+    join_beside
+    print_times "all passed; --full runs the rest"
     exit
 fi
-step "tests" "${test[@]}"
+
+step "tests" "${test[@]}" --no-fail-fast
+
+# The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not; then
+# whether Vulkan's validation layer finds every access ordered.
+on_newer_mesa() {
+    step "cooperative matrices" bash scripts/test_coop.sh
+    step "synchronization" bash scripts/test_sync.sh
+}
+beside on_newer_mesa
 
 # The other builds, and the documentation, are checked without being compiled.
 unwrapped() { env -u RUSTC_WORKSPACE_WRAPPER -u CLIPPY_ARGS "$@"; }
@@ -115,10 +147,6 @@ within_default_limits() (
     [[ -n "${CI:-}" ]] || "${test[@]}" --quiet --test ops gpu_agrees
 )
 step "tests within WebGPU's default limits" within_default_limits
-# The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not.
-step "cooperative matrices" bash scripts/test_coop.sh
-# Whether Vulkan's validation layer finds every access ordered.
-step "synchronization" bash scripts/test_sync.sh
 step "the Python package" bash scripts/test_python.sh
 # Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them: where
 # there is no time for that, RUSTYFLOW_ASAN=0 leaves it out.
@@ -131,5 +159,5 @@ step "an op of an application" "$examples/custom_kernel" cpu "$examples/snake.sv
 step "an application" unwrapped env CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" cargo check --quiet --locked \
     --manifest-path examples/custom_kernel/Cargo.toml
 
-printf '\nall passed\n'
-printf '%s\n' "${times[@]}"
+join_beside
+print_times "all passed"

@@ -11,6 +11,7 @@ use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -18,8 +19,8 @@ use std::time::Instant;
 fn configuration(dir: &Path, name: &str, settings: &[&str]) -> Resolved {
     let text = format!(
         "[run]\ndir = {dir:?}\nname = {name:?}\n[data]\ntokenizer = \"char\"\n[model]\nn_layer = 2\nn_head = 2\n\
-         n_embd = 16\nblock_size = 16\ndropout = 0.1\n[train]\nbatch_size = 4\ngrad_accum_steps = 4\nmax_steps = 50\n\
-         eval_every = 20\neval_batches = 2\nlearning_rate = 0.003\ngrad_clip = 0\ncomm_timeout = 20\n[checkpoint]\n\
+         n_embd = 16\nblock_size = 16\ndropout = 0.1\n[train]\nbatch_size = 4\ngrad_accum_steps = 4\nmax_steps = 20\n\
+         eval_every = 20\neval_batches = 2\nlearning_rate = 0.003\ngrad_clip = 0\ncomm_timeout = 120\n[checkpoint]\n\
          every = 10\n[log]\nevery = 1\n[generate]\nmax_new_tokens = 1\n"
     );
     let layers = Layers::new().toml_str("test.toml", &text).unwrap();
@@ -103,8 +104,10 @@ fn largest<T: PartialOrd + Default>(differences: impl Iterator<Item = T>) -> T {
 /// Devices that take part in one job.
 fn teams() -> Vec<Vec<Device>> {
     let mut teams = vec![vec![Device::Cpu; 2], vec![Device::Cpu; 4]];
-    if let (Some(first), Some(second)) = (gpu_for_tests(), gpu_for_tests()) {
-        let gpus = [Device::Gpu(first), Device::Gpu(second)];
+    // The same for all tests: what one compiled, the others need not.
+    static GPUS: LazyLock<Option<[Device; 2]>> =
+        LazyLock::new(|| Some([Device::Gpu(gpu_for_tests()?), Device::Gpu(gpu_for_tests()?)]));
+    if let Some(gpus) = &*GPUS {
         teams.extend([gpus.to_vec(), vec![Device::Cpu, gpus[0].clone()]]);
     }
     teams
@@ -173,7 +176,7 @@ fn losses_of_adamw_and_weights_of_sgd_stay_those_of_one_rank() {
             trained(dir.path(), &name, devices, &[&format!("optimizer.kind={optimizer}")])
         };
         let (one, all) = (adamw_alone.of(team, |device| train(device, "adamw")), train(team, "adamw"));
-        assert_eq!(one.losses.len(), 50);
+        assert_eq!(one.losses.len(), 20);
         let difference = largest_loss_difference(one, &all);
         assert!(difference < 1e-5, "{team:?}: {difference}");
         assert_eq!(all.summary.ranks.len(), team.len());
@@ -210,14 +213,15 @@ fn two_runs_of_as_many_ranks_have_the_same_bits() {
 fn a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
-        let settings = ["train.max_steps=24", "train.ema_decay=0.9", "optimizer.kind=muon", "model.n_embd=64"];
+        let (steps, every) = ("train.max_steps=10", "checkpoint.every=4");
+        let settings = [steps, every, "train.ema_decay=0.9", "optimizer.kind=muon", "model.n_embd=64"];
         let [whole, halves] =
             ["whole", "halves"].map(|name| configuration(dir.path(), &format!("{i}{name}"), &settings));
         let whole = run(&whole, team, false, 0).unwrap();
-        assert_eq!(run(&halves, team, false, 10).unwrap().summary.steps, 10);
+        assert_eq!(run(&halves, team, false, 4).unwrap().summary.steps, 4);
         let resumed = run(&halves, team, true, 0).unwrap();
         assert!(weights(&whole) == weights(&resumed), "{team:?}");
-        assert_eq!(whole.losses[10..], resumed.losses, "{team:?}");
+        assert_eq!(whole.losses[4..], resumed.losses, "{team:?}");
         assert!(resumed.notes.iter().all(|note| !note.contains("continues on")), "{:?}", resumed.notes);
     }
 }
@@ -242,7 +246,7 @@ fn a_run_can_go_on_with_another_number_of_ranks_and_says_so() {
 fn ranks_that_divide_the_moments_compute_what_whole_ones_do() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
-        let settings = ["train.max_steps=24", "train.ema_decay=0.9", "train.shard_optimizer=true"];
+        let settings = ["train.max_steps=12", "train.ema_decay=0.9", "train.shard_optimizer=true"];
         let [whole, sharded] = [&settings[..2], &settings[..]].map(|settings| {
             let name = format!("{i}-{}", settings.len());
             trained(dir.path(), &name, team, settings)
@@ -260,10 +264,10 @@ fn ranks_that_divide_the_moments_compute_what_whole_ones_do() {
         assert!(parts.iter().all(|part| *part <= whole[0] / team.len() + 1024), "{parts:?} of {whole:?}");
         // It stops, goes on divided among as many, and then on one alone.
         let halves = configuration(dir.path(), &format!("{i}-halves"), &settings);
-        run(&halves, team, false, 10).unwrap();
-        run(&halves, team, true, 20).unwrap();
+        run(&halves, team, false, 4).unwrap();
+        run(&halves, team, true, 8).unwrap();
         let losses = run(&halves, &team[..1], true, 0).unwrap().losses;
-        let mut pairs = losses.iter().zip(&sharded.losses[20..]);
+        let mut pairs = losses.iter().zip(&sharded.losses[8..]);
         assert!(losses.len() == 4 && pairs.all(|(a, b)| (a - b).abs() < 1e-5), "{team:?}");
     }
 }
@@ -347,7 +351,7 @@ fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
     let mut alone = Alone::default();
     for (i, team) in teams().iter().enumerate() {
         let train = |team: &[Device]| {
-            let settings = ["model.kind=lstm"];
+            let settings = ["model.kind=lstm", "train.max_steps=50"];
             run(&recurrent(dir.path(), &format!("{i}-{}", team.len()), &settings), team, false, 0).unwrap()
         };
         let (one, all) = (alone.of(team, train), train(team));
@@ -364,14 +368,14 @@ fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
 fn a_recurrent_model_goes_on_on_several_ranks_to_the_bit_and_on_another_number() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
-        for (apart, every) in [("together", "train.sync_every=0"), ("apart", "train.sync_every=5")] {
-            let settings = [every, "train.max_steps=20"];
+        for (apart, every) in [("together", "train.sync_every=0"), ("apart", "train.sync_every=2")] {
+            let settings = [every, "train.max_steps=8"];
             let [whole, halves] =
                 ["whole", "halves"].map(|name| recurrent(dir.path(), &format!("{i}{apart}{name}"), &settings));
             let whole = run(&whole, team, false, 0).unwrap();
-            assert_eq!(run(&halves, team, false, 10).unwrap().summary.steps, 10);
+            assert_eq!(run(&halves, team, false, 4).unwrap().summary.steps, 4);
             let resumed = run(&halves, team, true, 0).unwrap();
-            assert_eq!(whole.losses[10..], resumed.losses, "{team:?} {apart}");
+            assert_eq!(whole.losses[4..], resumed.losses, "{team:?} {apart}");
             assert!(files(&whole) == files(&resumed) && states(&whole).eq(states(&resumed)), "{team:?} {apart}");
         }
     }
@@ -435,5 +439,5 @@ fn a_rank_that_fails_ends_the_job_with_its_reason() {
     let error = run(&resolved, &[Device::Cpu, Device::Gpu(gpu)], false, 0).map(drop).unwrap_err().to_string();
     killer.join().unwrap();
     assert!(error.contains("rank 1") && error.contains("lost"), "{error}");
-    assert!(started.elapsed().as_secs() < 15, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 90, "{:?}", started.elapsed());
 }

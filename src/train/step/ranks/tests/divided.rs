@@ -41,7 +41,7 @@ fn ranks_that_divide_the_weights_of_mixed_precision_have_the_bits_of_whole_ones(
         (2, &["optimizer.kind=muon"]),
         (4, &qwen3),
     ] {
-        let settings = [&MIXED[..], more].concat();
+        let settings = [&MIXED[..], &["train.max_steps=6", "train.eval_every=3"], more].concat();
         let name = |what: &str| format!("{ranks}-{}-{what}", more.len());
         let (gpus, others) = (new_gpus(ranks), new_gpus(ranks));
         if gpus.is_empty() {
