@@ -150,7 +150,7 @@ fn losses_of_different_text_are_not_compared() {
     let sandbox = two_runs();
     sandbox.write("other.txt", corpus().replace("owl", "low"));
     sandbox.train(&["--name", "other", "--corpus", "other.txt"]).succeeds();
-    let told = "the runs learned from different text or with different tokenizers: their losses cannot be compared";
+    let told = "the runs have different texts or tokenizers: their losses cannot be compared";
     for (with, is_same) in [("two", true), ("other", false)] {
         let run = sandbox.run(&["runs", "compare", "one", with, "--html", "both.html"]).succeeds();
         assert_eq!(run.stdout.contains(told), !is_same, "{run:?}");

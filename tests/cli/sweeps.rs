@@ -25,7 +25,7 @@ fn a_sweep_trains_every_combination_and_ends_in_a_table_with_the_best_first() {
 fn runs_of_a_sweep_with_different_tokenizers_have_no_best() {
     let sandbox = Sandbox::new();
     let run = sweep(&sandbox, &["--set", "data.tokenizer=word,char"]).succeeds();
-    let run = run.prints(&["different tokenizers: their losses cannot be compared"]);
+    let run = run.prints(&["different texts or tokenizers: their losses cannot be compared"]);
     let (char, word) = (run.stdout.rfind("\ntokenizer=char "), run.stdout.rfind("\ntokenizer=word "));
     assert!(char.is_some() && char < word && !run.stdout.contains('█'), "{run:?}");
 }
@@ -101,7 +101,7 @@ fn a_recipe_passes_by_its_loss_and_fails_by_it() {
         sandbox.run(&["reproduce", "recipe.toml", "--device", "cpu"])
     };
     recipe("3.0").succeeds().prints(&["result        pass", "a test", "9 minutes on a toaster"]);
-    let failed = recipe("9.0").fails_with(&["recipe.toml is not reproduced", "stated are 9.0000 within 1.5"]);
+    let failed = recipe("9.0").fails_with(&["recipe.toml is not reproduced", "expected 9.0000 within 1.5"]);
     failed.prints(&["result        FAIL"]);
     // Training takes the file as it is.
     sandbox.run(&["train", "recipe.toml", "--device", "cpu"]).succeeds();

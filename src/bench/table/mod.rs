@@ -10,7 +10,9 @@ mod optimizers;
 mod row;
 mod sizes;
 
-pub use matmul::{gemms, step_gemms};
+pub use matmul::gemms;
+#[cfg(feature = "cli")]
+pub use matmul::step_gemms;
 pub use row::Row;
 pub(super) use row::Work;
 pub use sizes::Sizes;
