@@ -335,5 +335,5 @@ def test_initial_values_have_their_spread():
         make(w)
         assert abs(w.std().item() / std - 1) < 0.05 and w.is_leaf, make
     assert nn.init.constant_(w, 2.0).mean().item() == 2.0
-    with pytest.raises(ValueError, match="fans"):
+    with pytest.raises(ValueError, match="fan_in and fan_out need"):
         nn.init.xavier_normal_(rf.zeros(3))
