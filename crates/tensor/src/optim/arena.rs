@@ -17,7 +17,7 @@ use super::values::{Held, Values};
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
-use crate::tensor::{Edge, Gradient};
+use crate::tensor::{Edge, Gradient, parts_between};
 use crate::{DType, Device, Error, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -268,13 +268,10 @@ impl ParameterArena {
     /// The parts of a range that lie in one buffer of every arena each, of at most so many elements.
     #[doc(hidden)]
     pub fn in_buffers(&self, range: &Range<usize>, most: usize) -> Vec<Range<usize>> {
-        let (mut parts, mut start) = (Vec::new(), range.start);
-        for end in self.cuts.iter().copied().filter(|cut| range.contains(cut)).chain([range.end]) {
-            let of_buffer = start..end;
-            parts.extend(of_buffer.step_by(most).map(|start| start..start.saturating_add(most).min(end)));
-            start = end;
-        }
-        parts
+        let pieces = |Range { start, end }: Range<usize>| {
+            (start..end).step_by(most).map(move |start| start..start.saturating_add(most).min(end))
+        };
+        parts_between(&self.cuts, range).into_iter().flat_map(pieces).collect()
     }
 
     /// Forgets the gradients collected so far.

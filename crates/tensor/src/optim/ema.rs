@@ -24,8 +24,6 @@ pub(super) struct Ema {
     decay: f64,
     /// As the arena of the values, up to where it is trained.
     pub averages: Tensor,
-    /// What one launch each binds of them.
-    ranges: Vec<Range<usize>>,
 }
 
 impl Ema {
@@ -36,7 +34,7 @@ impl Ema {
     pub fn new(parameters: &ParameterArena, decay: f64) -> Result<Ema> {
         let (len, cuts, device) = (parameters.trainable_len(), &parameters.cuts, parameters.device());
         let averages = Tensor::zeros_in_segments(cuts, len, DType::F32, &device, MemoryKind::OptimizerState)?;
-        let ema = Ema { decay, averages, ranges: parameters.bindable_ranges(&(0..len)) };
+        let ema = Ema { decay, averages };
         ema.take_values(parameters)?;
         Ok(ema)
     }
@@ -46,7 +44,7 @@ impl Ema {
     /// # Errors
     /// If the driver reported an error.
     pub fn take_values(&self, parameters: &ParameterArena) -> Result<()> {
-        self.ranges.iter().try_for_each(|range| parameters.value(range)?.cast_into(&self.part(range)))
+        self.ranges(parameters).iter().try_for_each(|range| parameters.value(range)?.cast_into(&self.part(range)))
     }
 
     /// After update number `t`, the first being 1: with the norm of its gradients, which says whether it was skipped.
@@ -57,7 +55,7 @@ impl Ema {
         let t = t as f64;
         let decay = self.decay.min((1.0 + t) / (10.0 + t));
         let kernel = Update { weight: (1.0 - decay) as f32, scale };
-        self.ranges
+        self.ranges(parameters)
             .iter()
             .try_for_each(|range| run_into(&kernel, &[&parameters.value(range)?, squares], &[&self.part(range)]))
     }
@@ -67,11 +65,16 @@ impl Ema {
     /// # Errors
     /// If the driver reported an error.
     pub fn swap(&self, parameters: &ParameterArena) -> Result<()> {
-        self.ranges.iter().try_for_each(|range| {
+        self.ranges(parameters).iter().try_for_each(|range| {
             let kernel = Swap { len: range.len() };
             run_into(&kernel, &[], &[&parameters.value(range)?, &self.part(range)])?;
             parameters.copy_to_halves(range)
         })
+    }
+
+    /// The ranges of the averages that one launch each binds.
+    fn ranges(&self, parameters: &ParameterArena) -> Vec<Range<usize>> {
+        parameters.bindable_ranges(&(0..self.averages.len()))
     }
 
     fn part(&self, range: &Range<usize>) -> Tensor {

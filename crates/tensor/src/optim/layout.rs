@@ -2,6 +2,7 @@
 //! decay before those that do not, and after all groups what is frozen.
 
 use crate::nn::{LinearLayout, Module, Parameter};
+use crate::tensor::parts_between;
 use crate::{DType, Error, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -97,8 +98,7 @@ impl Layout {
         let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
         let of = |dtype| entries.iter().filter(move |entry: &&Entry| entry.dtype == dtype);
         let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), most), cuts(of(DType::F16), most));
-        let ends = f32_cuts.iter().copied().chain([f32_len]);
-        let buffers: Vec<Range<usize>> = [0].into_iter().chain(f32_cuts.clone()).zip(ends).map(|(a, b)| a..b).collect();
+        let buffers = parts_between(&f32_cuts, &(0..f32_len));
         let segments = segments.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
         let segments = segments.collect();
         Ok(Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts, f16_cuts })

@@ -33,6 +33,7 @@ pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
 pub use readback::{Bytes, Readback};
 pub(crate) use recompute::recompute;
+pub(crate) use segments::parts_between;
 pub use shape::{DType, Shape, Spec};
 
 use crate::profile::MemoryKind;

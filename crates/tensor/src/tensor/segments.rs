@@ -87,6 +87,14 @@ impl Segments {
     }
 }
 
+/// The parts of a range that end at cuts inside it, and its rest.
+pub(crate) fn parts_between(cuts: &[usize], range: &Range<usize>) -> Vec<Range<usize>> {
+    let mut start = range.start;
+    let inside = cuts.iter().copied().filter(|cut| range.contains(cut));
+    let parts = inside.chain([range.end]).map(|end| std::mem::replace(&mut start, end)..end);
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
 impl Tensor {
     /// [`Tensor::empty`] of so many elements in one dimension, in a buffer for each part that ends at a cut. What lies
     /// between two cuts is used as any tensor is; what lies around one can only be read, written and set to zero.
@@ -100,16 +108,13 @@ impl Tensor {
         device: &Device,
         kind: MemoryKind,
     ) -> Result<Tensor> {
-        let cuts: Vec<usize> = cuts.iter().copied().filter(|cut| (1..len).contains(cut)).collect();
-        if cuts.is_empty() {
+        let ranges = parts_between(cuts, &(0..len));
+        if ranges.len() < 2 {
             return Tensor::empty(Spec::new([len], dtype), device, kind);
         }
-        let ends = cuts.iter().chain([&len]);
-        let starts = [0].iter().chain(&cuts);
-        let lens: Vec<usize> = starts.zip(ends).map(|(start, end)| end - start).collect();
-        let part = |len: &usize| Ok(Tensor::empty(Spec::new([*len], dtype), device, kind)?.storage().clone());
-        let parts = lens.iter().map(part).collect::<Result<_>>()?;
-        let sizes = lens.iter().map(|len| len * dtype.size_bytes());
+        let part = |range: &Range<usize>| Tensor::empty(Spec::new([range.len()], dtype), device, kind);
+        let parts = ranges.iter().map(|range| Ok(part(range)?.storage().clone())).collect::<Result<_>>()?;
+        let sizes = ranges.iter().map(|range| range.len() * dtype.size_bytes());
         let storage = Storage::Segments(Segments::of(parts, sizes));
         Ok(Tensor::from_parts(Spec::new([len], dtype), storage, Edge::None))
     }
