@@ -64,24 +64,27 @@ impl UploadPool {
     /// Smaller uploads use buffers that are not cached.
     pub const LARGE: usize = 1 << 20;
 
-    /// The buffer size for this number of bytes, if no buffer may be larger than `largest`.
-    fn size(bytes: usize, largest: u64) -> usize {
-        if bytes >= UploadPool::LARGE { size_class_within(bytes, largest) } else { bytes.next_multiple_of(4) }
+    /// The buffer size for this number of bytes.
+    fn size(device: &wgpu::Device, bytes: usize) -> usize {
+        if bytes < UploadPool::LARGE {
+            return bytes.next_multiple_of(4);
+        }
+        size_class_within(bytes, device.limits().max_buffer_size)
     }
 
     /// A new mapped buffer for this number of bytes.
     pub fn create(device: &wgpu::Device, bytes: usize) -> wgpu::Buffer {
         device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("upload"),
-            size: UploadPool::size(bytes, device.limits().max_buffer_size) as u64,
+            size: UploadPool::size(device, bytes) as u64,
             usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: true,
         })
     }
 
     /// A cached mapped buffer for this number of bytes, if any.
-    pub fn take(&self, bytes: usize, largest: u64) -> Option<wgpu::Buffer> {
-        self.0.take(UploadPool::size(bytes, largest))
+    pub fn take(&self, device: &wgpu::Device, bytes: usize) -> Option<wgpu::Buffer> {
+        self.0.take(UploadPool::size(device, bytes))
     }
 
     /// Maps a buffer again after its copy was submitted, and caches it.

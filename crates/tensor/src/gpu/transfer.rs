@@ -42,7 +42,7 @@ impl Gpu {
         }
         #[cfg(feature = "testing")]
         self.fail_for_tests(bytes)?;
-        let from = match self.0.upload_pool.take(bytes, self.1.buffer_bytes) {
+        let from = match self.0.upload_pool.take(&self.0.device, bytes) {
             Some(mapped) => mapped,
             None => self.retry_after_trim(|| self.made(bytes, || UploadPool::create(&self.0.device, bytes)))?,
         };
