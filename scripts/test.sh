@@ -116,9 +116,8 @@ if ! "$full"; then
         every_tiling_is_planned_with_whole_and_partial_tiles learning_is_that_of_f32
         an_overflow_changes_nothing_but_the_scale_and_is_recovered_from gradients_are_those_of_f32_to_within_a_hundredth
     )
-    beside step "the Python package" bash scripts/test_python.sh
     step "tests" "${test[@]}" --no-fail-fast -- "${sweeps[@]/#/--skip=}"
-    join_beside
+    step "the Python package" bash scripts/test_python.sh
     print_times "all passed; --full runs the rest"
     exit
 fi
@@ -147,6 +146,8 @@ within_default_limits() (
     [[ -n "${CI:-}" ]] || "${test[@]}" --quiet --test ops gpu_agrees
 )
 step "tests within WebGPU's default limits" within_default_limits
+# Tests of ranks and of processes have time limits: they run alone.
+join_beside
 step "the Python package" bash scripts/test_python.sh
 # Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them: where
 # there is no time for that, RUSTYFLOW_ASAN=0 leaves it out.
@@ -159,5 +160,4 @@ step "an op of an application" "$examples/custom_kernel" cpu "$examples/snake.sv
 step "an application" unwrapped env CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" cargo check --quiet --locked \
     --manifest-path examples/custom_kernel/Cargo.toml
 
-join_beside
 print_times "all passed"
