@@ -16,7 +16,7 @@ use std::time::Instant;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Download a data set, checked by its hash; an interrupted download goes on where it stopped
+    /// Download a data set, checked by its hash; an interrupted download resumes
     #[command(after_help = examples::DATA_FETCH)]
     Fetch {
         /// wikitext-2, tinyshakespeare or gpt2 (GPT-2's tokenizer)

@@ -1,4 +1,4 @@
-//! `rustyflow plan`, and `train --dry-run`: what a run would take.
+//! `rustyflow plan`, and `train --dry-run`: estimated memory and time of a run.
 
 use super::configuration::{self, TrainFlags};
 use super::output;

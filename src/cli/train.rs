@@ -52,7 +52,7 @@ pub struct Context<'a> {
     pub data_dir: &'a Path,
     /// When the command began.
     pub started: Instant,
-    /// The run to go on with.
+    /// The run to resume.
     pub resume: Option<&'a Path>,
     pub interrupts: &'a Interrupts,
     /// Where this process is one of several of a job.
@@ -120,7 +120,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         Some(word) if word.as_os_str() == "auto" => Some(newest_unfinished_run(&flags.run.run_dir()?)?),
         Some(name) => Some(named::run_to_resume(name, &flags.run.run_dir()?)?),
     };
-    // A run goes on with the values that it has.
+    // A resumed run keeps its settings.
     let run_config = run.as_deref().map(run_config).transpose()?;
     let mut resolved = flags.resolve(run_config.as_deref())?;
     configuration::warn(&resolved);
@@ -129,12 +129,10 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let launch = Launch::of_process()?;
     choose_of_machine(&mut resolved.config.device, launch);
     if args.dry_run {
-        let is_told = launch.is_none_or(|launch| launch.process == 0);
-        return if is_told {
-            plan::show(&mut resolved, kept, flags, plan::Ranks::Run(launch), args.json)
-        } else {
-            Ok(())
-        };
+        if launch.is_some_and(|launch| launch.process > 0) {
+            return Ok(());
+        }
+        return plan::show(&mut resolved, kept, flags, plan::Ranks::Run(launch), args.json);
     }
     let is_shown = !args.json && !quiet;
     let (devices, auto) = device::open_for_shown_run(&mut resolved, kept)?;

@@ -25,7 +25,7 @@ pub struct Args {
     #[command(flatten)]
     flags: TrainFlags,
     /// The folder of the sweep, below which each run has its own [default: sweep in run.dir]. Called again with the
-    /// same folder, a sweep goes on: finished runs are kept, an unfinished one is resumed
+    /// same folder, a sweep resumes: finished runs are kept, an unfinished one is resumed
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Go on with the next run where one fails; one that diverges never ends a sweep
@@ -99,7 +99,7 @@ fn plan(args: &Args) -> Result<(PathBuf, Vec<Planned>)> {
     Ok((dir, planned))
 }
 
-/// The devices of all runs; what `device.matmul_f32` comes to on them goes into each.
+/// The devices of all runs; the resolved `device.matmul_f32` goes into each.
 fn open_devices(planned: &mut [Planned]) -> Result<Vec<Device>> {
     let (first, others) = planned.split_first_mut().expect("a sweep has runs");
     let devices = device::open_for_run(&mut first.resolved, None, true)?;
@@ -138,7 +138,7 @@ fn kept(run: &Planned, rows: &[Row]) -> Result<Option<Row>> {
     Ok(Some(Row::read(&run.name, run.set.clone(), &run.folder, ended)))
 }
 
-/// Trains one run, or goes on with it.
+/// Trains one run, or resumes it.
 fn train(run: &Planned, devices: &[Device], args: &Args, interrupts: &Interrupts) -> Result<Row> {
     let bar = if output::is_quiet() { ProgressBar::hidden() } else { ProgressBar::no_length() };
     let style = ProgressStyle::with_template("{msg}  {wide_bar:.cyan/238} {pos}/{len} ETA {eta}");

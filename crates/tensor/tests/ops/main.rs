@@ -117,7 +117,7 @@ fn gpu_agrees_with_cpu_in_f16() {
     let Some(gpu) = common::gpu().filter(Device::has_f16) else { return };
     // Where it is about cooperative matrices, only what multiplies matrices: that driver compiles and computes slowly.
     let on_tensor_cores = ["attention", "matmul", "feed_forward", "add_low_rank", "linear_cross_entropy"];
-    // Continuous integration has time for one: it runs matmuls by src/ops/matmul/tests.rs, the others in tests/mixed.rs.
+    // Continuous integration has time for one: src/ops/matmul/tests.rs runs matmuls, tests/mixed.rs the others.
     let on_tensor_cores = &on_tensor_cores[..if std::env::var_os("CI").is_some() { 1 } else { 5 }];
     let all = std::env::var_os("RUSTYFLOW_REQUIRE_COOP").is_none();
     let is_wanted = |case: &Case| all || on_tensor_cores.iter().any(|op| case.name.starts_with(op));

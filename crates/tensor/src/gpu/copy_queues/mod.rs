@@ -258,7 +258,7 @@ impl Inner {
             .signal_semaphores(signals)
             .command_buffers(&commands)
             .push_next(&mut timeline);
-        // SAFETY: the buffer's last copy is done, so neither its fence nor its commands are in use. Nobody else submits.
+        // SAFETY: the buffer's last copy is done, so its fence and commands are not in use. Nobody else submits.
         unsafe {
             self.raw.reset_fences(&[buffer.done])?;
             self.raw.queue_submit(self.queues[buffer.direction as usize], &[info], buffer.done)
