@@ -376,7 +376,12 @@ mod tests {
                         let moments = moments.map(|(m, tensor)| (m, Bytes::owned(tensor.to_bytes().unwrap())));
                         let saved = Moments::new(&arena, moments.collect()).joined().encode().unwrap();
                         let weights = arena.values().to_f32().unwrap();
-                        (arena.cuts.len(), [weights, averages, halves], saved)
+                        // Through the parameters, each where it lies in its buffer.
+                        arena.zero_gradients();
+                        let ids = Tensor::from_u32(&[3, 64, 0, 17], [4], &device).unwrap();
+                        net.loss(&ids, None).unwrap().backward().unwrap();
+                        let gradients = arena.gradients().to_f32().unwrap();
+                        (arena.cuts.len(), [weights, averages, halves, gradients], saved)
                     })
                 };
                 let (none, whole, saved) = run(usize::MAX);
