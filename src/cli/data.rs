@@ -252,7 +252,7 @@ impl Counts {
         Counts {
             learned: train.targets(),
             block_size,
-            longest_document: train.longest_document(),
+            longest_document: train.document_lengths().max().unwrap_or(0),
             truncations: train.is_in_documents().then(|| train.truncations(block_size)),
             used: order.len(),
             most_frequent,

@@ -9,7 +9,7 @@ use crate::bench::{Sizes, measure_exchange, measure_roofline};
 use crate::cache;
 use crate::comm::Launch;
 use crate::config::{MatmulF32, Resolved};
-use crate::train::{Cluster, ClusterPlan, Rates, RunPlan, Speed, operands, plan_run};
+use crate::train::{Cluster, ClusterPlan, PlannedRanks, Rates, RunPlan, Speed, operands, plan_run};
 use crate::units;
 use anyhow::Result;
 use std::time::Duration;
@@ -62,15 +62,19 @@ pub enum Ranks {
 }
 
 impl Ranks {
-    /// How many there are, and how many on one machine share its memory.
-    fn counts(&self, devices: &[Device]) -> (usize, usize) {
-        match self {
+    fn planned(&self, devices: &[Device]) -> PlannedRanks {
+        match *self {
             Ranks::Run(launch) => {
                 let (processes, on_machine) = launch.map_or((1, 1), |launch| (launch.processes, launch.on_machine));
                 let on_cpu = devices.iter().filter(|device| !device.is_gpu()).count();
-                (devices.len().saturating_mul(processes), on_cpu.saturating_mul(on_machine))
+                PlannedRanks {
+                    count: devices.len().saturating_mul(processes),
+                    on_machine: on_cpu.saturating_mul(on_machine),
+                    in_processes: launch.is_some(),
+                }
             }
-            Ranks::Estimated { count, network } => (*count, if network.is_some() { 1 } else { *count }),
+            Ranks::Estimated { count, network: None } => PlannedRanks { count, on_machine: count, in_processes: false },
+            Ranks::Estimated { count, network: Some(_) } => PlannedRanks { count, on_machine: 1, in_processes: true },
         }
     }
 }
@@ -95,9 +99,9 @@ pub fn show(
 ) -> Result<()> {
     // The first of several stands for all.
     let mut devices = device::open_for_run(resolved, kept, true)?;
-    let counts = ranks.counts(&devices);
+    let planned = ranks.planned(&devices);
     let device = devices.swap_remove(0);
-    let mut plan = plan_run(resolved, &device, counts, &flags.run.data_dir, cache::user_folder().as_deref())?;
+    let mut plan = plan_run(resolved, &device, planned, &flags.run.data_dir, cache::user_folder().as_deref())?;
     *resolved = plan.resolved.clone();
     let rates = if plan.does_not_fit.is_none() { rates(&plan, resolved, &device) } else { None };
     if let Some(rates) = &rates {

@@ -88,6 +88,16 @@ fn line_of(sandbox: &Sandbox, key: &str) -> String {
 }
 
 #[test]
+fn one_long_document_does_not_make_every_row_as_long() {
+    let sandbox = with_a_model();
+    let line = |i: usize| json!({ "prompt": "the fox ".repeat(if i == 70 { 25 } else { 1 }), "completion": " sees" });
+    sandbox.write("chat.jsonl", (0..150).map(|i| line(i).to_string()).collect::<Vec<_>>().join("\n"));
+    let told = notes(&fine_tune(&sandbox, &[]).succeeds());
+    let row = "model.block_size = 64 (what 99% of the documents need; 1 of 150 documents are longer)";
+    assert!(told.contains(row), "{told}");
+}
+
+#[test]
 fn rows_of_a_fine_tuned_model_are_as_long_as_its_documents_and_its_context_stays() {
     let sandbox = with_a_model();
     let told = notes(&fine_tune(&sandbox, &[]).succeeds());

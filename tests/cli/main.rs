@@ -34,6 +34,7 @@ mod resuming;
 mod runs;
 #[cfg(unix)]
 mod scripts;
+mod settings;
 mod shells;
 mod sinks;
 mod sweeps;

@@ -7,7 +7,9 @@ use rustyflow::config::{Config, Layers, Precision, Resolved};
 use rustyflow::data::{Coverage, Question, Tokens};
 use rustyflow::models::ModelConfig;
 use rustyflow::profile::Roofline;
-use rustyflow::train::{self, Cluster, Plan, RankTimes, Rates, RunFolder, RunPlan, TrainOptions, Windows};
+use rustyflow::train::{
+    self, Cluster, Plan, PlannedRanks, RankTimes, Rates, RunFolder, RunPlan, TrainOptions, Windows,
+};
 use rustyflow::{DType, Device, Result};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -41,7 +43,8 @@ fn plan_of(ranks: usize, device: &Device) -> Result<(Resolved, RunPlan)> {
         "[data]\ncorpus = {text:?}\ntokenizer = \"char\"\n[model]\nn_layer = 1\nn_head = 2\nn_embd = 8\n\
          block_size = 8\n[train]\nbatch_size = 2\nmax_steps = 3\nwarmup_steps = 0\nshard_optimizer = true\n"
     ))?;
-    let plan = train::plan_run(&resolved, device, (ranks, ranks), nowhere(), None)?;
+    let ranks = PlannedRanks { count: ranks, on_machine: ranks, in_processes: false };
+    let plan = train::plan_run(&resolved, device, ranks, nowhere(), None)?;
     Ok((resolved, plan))
 }
 
@@ -161,7 +164,7 @@ fn runs() -> Vec<Row> {
 fn plans() -> Vec<Row> {
     vec![
         ("Memory::available", Defined, |d| train::Memory::available(d, 0).map(drop)),
-        ("plan_run", Refused, |d| train::plan_run(&without_text()?, d, (1, 1), nowhere(), None).map(drop)),
+        ("plan_run", Refused, |d| train::plan_run(&without_text()?, d, PlannedRanks::ONE, nowhere(), None).map(drop)),
         ("plan_run", Refused, |d| plan_of(0, d).map(drop)),
         ("plan_run", Refused, |d| plan_of(HUGE, d).map(drop)),
         ("Plan::new", Defined, |_| {

@@ -92,9 +92,9 @@ impl Tokens {
         self.packing != Packing::Stream
     }
 
-    /// Length of the longest document, tokens.
-    pub fn longest_document(&self) -> usize {
-        self.documents().map(|document| (document.end - document.start) as usize).max().unwrap_or(0)
+    /// Length of each document, tokens.
+    pub fn document_lengths(&self) -> impl Iterator<Item = usize> {
+        self.documents().map(|document| (document.end - document.start) as usize)
     }
 
     /// Number of documents that are truncated, and dropped, in rows of `block_size` tokens: see `rows.rs`.

@@ -14,7 +14,7 @@ pub(super) use fit::fits_comfortably;
 pub use fit::{Memory, Passes};
 pub use footprint::Footprint;
 pub(super) use footprint::largest_rank;
-pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
+pub use run_plan::{PlannedRanks, Rates, RunPlan, TimePlan, plan_run};
 
 use crate::cpu::available_memory_bytes;
 use crate::models::{LargeTensor, ModelConfig};

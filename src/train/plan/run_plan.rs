@@ -10,7 +10,6 @@ use crate::profile::{Cost, MemoryKind, Roofline};
 use crate::train::setup::adapters::lora;
 use crate::train::setup::data_spec::data_spec;
 use crate::train::setup::init::check_tokenizer;
-use crate::train::setup::model_shape::model_config;
 use crate::train::setup::precision::check_configured_precision;
 use crate::train::setup::schedule::total_steps;
 use crate::train::step::ranks::{Place, Share};
@@ -64,6 +63,21 @@ pub struct RunPlan {
     /// Basis of the estimate.
     #[serde(skip)]
     work: Work,
+}
+
+/// The ranks of a run that is planned.
+#[derive(Debug, Clone, Copy)]
+pub struct PlannedRanks {
+    pub count: usize,
+    /// Those on the CPU of one machine, which share its memory.
+    pub on_machine: usize,
+    /// Whether they are in several processes.
+    pub in_processes: bool,
+}
+
+impl PlannedRanks {
+    /// A single device.
+    pub const ONE: PlannedRanks = PlannedRanks { count: 1, on_machine: 1, in_processes: false };
 }
 
 /// Device memory, bytes; with several devices, of the one with the most weights and moments.
@@ -160,31 +174,30 @@ impl Work {
     }
 }
 
-/// Plans the run of `resolved` on `ranks` devices of this kind, `on_machine` of them in one machine. Writes only token
-/// files, to `cache_dir`, where a run finds them.
+/// Plans the run of `resolved` on `ranks` devices of this kind. Writes only token files, to `cache_dir`, where a run
+/// finds them.
 ///
 /// # Errors
 /// If the run is impossible on any device: its text, tokenizer or model is invalid, or its steps cannot be divided.
 pub fn plan_run(
     resolved: &Resolved,
     device: &Device,
-    (ranks, on_machine): (usize, usize),
+    ranks: PlannedRanks,
     data_dir: &Path,
     cache_dir: Option<&Path>,
 ) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let prepared = prepare(resolved, data_dir, cache_dir)?;
-    let memory = Memory::available(device, if device.is_gpu() { 1 } else { on_machine })?;
-    let Settled { resolved, shape, in_documents, steps_per_epoch, steps, mut notes } =
-        settle(resolved, &prepared, device, &memory)?;
+    let memory = Memory::available(device, if device.is_gpu() { 1 } else { ranks.on_machine })?;
+    let mut resolved = resolved.clone();
+    let (shape, note) = init_sizes::settle(&mut resolved, &prepared, device, ranks.in_processes, &memory)?;
+    let Length { steps, steps_per_epoch, in_documents } = settle_length(&mut resolved, &shape, &prepared)?;
+    let ranks = ranks.count;
     let (config, t) = (&resolved.config, &resolved.config.train);
-    let block_size = config.model.block_size;
-    let tokens_per_step = t.batch_size * t.grad_accum_steps * block_size;
     // More ranks than sequences are refused before each is made.
     let share = Share::largest(config, shape.kind, ranks)?;
     let place = largest_rank(config, &shape, ranks, device)?;
     let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory, share)?;
-    notes.extend(passes.note.clone());
     let sizes_of_pass = sizes(config, &shape, passes.rows, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes_of_pass.check_device(&Device::Cpu)?;
@@ -192,10 +205,8 @@ pub fn plan_run(
     let batch_rows = indexable_rows(config, &shape)?;
     let (footprint, of_largest) =
         footprints(config, &shape, in_documents, (device, place), &passes, (batch_rows, share))?;
-    let in_rows = ModelConfig { block_size, ..shape.clone() };
-    let flops_per_step = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token * tokens_per_step as f64;
-    let validation_tokens = prepared.validation.len();
-    let lengths = (steps, validation_tokens);
+    let [flops_per_step, recompute_flops_per_step] = flops_per_step(config, &shape, ranks)?;
+    let lengths = (steps, prepared.validation.len());
     Ok(RunPlan {
         device: device.describe(),
         ranks,
@@ -211,15 +222,15 @@ pub fn plan_run(
             None => device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
         },
         does_not_fit,
-        block_size,
-        notes,
+        block_size: config.model.block_size,
+        notes: note.into_iter().chain(passes.note.clone()).collect(),
         train_tokens: prepared.train.len(),
-        validation_tokens,
-        tokens_per_step,
+        validation_tokens: prepared.validation.len(),
+        tokens_per_step: tokens_per_step(config),
         steps,
         epochs: steps as f64 / steps_per_epoch,
         flops_per_step,
-        recompute_flops_per_step: recompute_flops_per_token(config, &in_rows) * tokens_per_step as f64,
+        recompute_flops_per_step,
         flops: flops_per_step * steps as f64,
         time: None,
         work: Work::new(config, footprint, batch_rows, lengths, device, in_documents, &sizes_of_pass),
@@ -228,36 +239,35 @@ pub fn plan_run(
     })
 }
 
-fn recompute_flops_per_token(config: &Config, shape: &ModelConfig) -> f64 {
-    match config.train.recompute {
+fn tokens_per_step(config: &Config) -> usize {
+    config.train.batch_size * config.train.grad_accum_steps * config.model.block_size
+}
+
+/// FLOPs of the model, and those of `train.recompute`.
+fn flops_per_step(config: &Config, shape: &ModelConfig, ranks: usize) -> Result<[f64; 2]> {
+    let in_rows = ModelConfig { block_size: config.model.block_size, ..shape.clone() };
+    let recompute = match config.train.recompute {
         Recompute::None => 0.0,
-        Recompute::Block => shape.recompute_flops_per_token(),
-    }
+        Recompute::Block => in_rows.recompute_flops_per_token(),
+    };
+    let model = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token;
+    Ok([model, recompute].map(|of_token| of_token * tokens_per_step(config) as f64))
 }
 
-/// A configuration with the sizes that follow from the text.
-struct Settled {
-    resolved: Resolved,
-    shape: ModelConfig,
-    in_documents: bool,
-    steps_per_epoch: f64,
+struct Length {
     steps: usize,
-    /// What a user should know of it.
-    notes: Vec<String>,
+    steps_per_epoch: f64,
+    /// Whether rows hold documents apart from each other.
+    in_documents: bool,
 }
 
-fn settle(asked: &Resolved, prepared: &Prepared, device: &Device, memory: &Memory) -> Result<Settled> {
-    let mut resolved = asked.clone();
-    init_sizes::settle_rows(&mut resolved, [&prepared.train, &prepared.validation]);
-    let shape = model_config(&resolved, prepared.tokenizer.vocab_size())?;
-    let in_documents = prepared.train.is_in_documents() && !shape.is_recurrent();
-    init_sizes::settle_batch(&mut resolved, &shape, in_documents, device, memory)?;
-    let notes = init_sizes::note(asked, &resolved, memory, device).into_iter().collect();
+/// Derives what depends on the number of steps, and tells that.
+fn settle_length(resolved: &mut Resolved, shape: &ModelConfig, prepared: &Prepared) -> Result<Length> {
     let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
     let steps_per_epoch = loader.batches_per_epoch() / resolved.config.train.grad_accum_steps as f64;
     let steps = total_steps(resolved.config.train.length(), steps_per_epoch);
     resolved.fit_length(steps)?;
-    Ok(Settled { resolved, shape, in_documents, steps_per_epoch, steps, notes })
+    Ok(Length { steps, steps_per_epoch, in_documents: loader.is_in_documents() })
 }
 
 /// In how many passes the largest share of a batch is computed; of a run that does not fit, passes of one sequence and

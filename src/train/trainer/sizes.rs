@@ -1,41 +1,14 @@
-//! Resolves the sizes of a run after its text is read, and checks that devices and memory suffice.
+//! Checks that devices and memory suffice for the sizes of a run.
 
 use crate::comm::Launch;
 use crate::config::{Config, Resolved};
-use crate::data::Prepared;
 use crate::models::ModelConfig;
-use crate::train::plan::init_sizes;
 use crate::train::plan::{Memory, Passes, Plan, largest_rank};
 use crate::train::setup::adapters::check_base;
-use crate::train::setup::model_shape::model_config;
 use crate::train::setup::precision::{check_configured_precision, operands};
 use crate::train::step::ranks::{Place, Share};
 use crate::train::step::update_rules::trained;
 use crate::{Device, Result};
-
-/// Fills in the sizes that depend on the text and on the memory, and tells the shape of the model; with what a user
-/// should know. `in_processes` each computes with the same sizes, whatever memory it has.
-pub(super) fn settle(
-    resolved: &mut Resolved,
-    prepared: &Prepared,
-    device: &Device,
-    in_processes: bool,
-    memory: &Memory,
-) -> Result<(ModelConfig, Option<String>)> {
-    let before = resolved.clone();
-    init_sizes::settle_rows(resolved, [&prepared.train, &prepared.validation]);
-    let shape = model_config(resolved, prepared.tokenizer.vocab_size())?;
-    if resolved.config.model.new_tokenizer {
-        let how = "the tokens of data.tokenizer";
-        resolved.derive("model.vocab_size", how, |config| config.model.vocab_size = shape.vocab_size);
-    }
-    if !in_processes {
-        let in_documents = prepared.train.is_in_documents();
-        init_sizes::settle_batch(resolved, &shape, in_documents, device, memory)?;
-    }
-    let note = init_sizes::note(&before, resolved, memory, device);
-    Ok((shape, note))
-}
 
 /// The memory of the first device, and its part of the machine's: processes of one machine share that.
 ///

@@ -8,6 +8,7 @@ use crate::generate::check_prompt;
 use crate::models::ModelConfig;
 use crate::train::checkpoint::{Checkpoint, DataHash, TrainerState};
 use crate::train::evaluation::prompt::prompt_ids;
+use crate::train::plan::init_sizes;
 use crate::train::plan::precompile::Precompile;
 use crate::train::run::options::TrainOptions;
 use crate::train::setup::init::vocabulary_note;
@@ -15,7 +16,7 @@ use crate::train::setup::schedule::total_steps;
 use crate::train::step::ranks::{Team, named};
 use crate::train::step::replica::loader;
 use crate::train::trainer::resume::Resumed;
-use crate::train::trainer::sizes::{memory_of, passes, settle};
+use crate::train::trainer::sizes::{memory_of, passes};
 use crate::{Device, Error, Result};
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let TrainOptions { device, others, launch, .. } = &process.options;
     let (devices, place) = (devices(device, others), process.place);
     let memory = memory_of(&devices, *launch)?;
-    let (shape, sizes_note) = settle(&mut resolved, &prepared, device, launch.is_some(), &memory)?;
+    let (shape, sizes_note) = init_sizes::settle(&mut resolved, &prepared, device, launch.is_some(), &memory)?;
     let is_new = resumed.is_none() && resolved.config.model.new_tokenizer;
     let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;
     let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());

@@ -4,9 +4,10 @@ use super::devices;
 use super::load::tokenize;
 use crate::Result;
 use crate::config::Resolved;
+use crate::train::plan::init_sizes;
 use crate::train::run::options::TrainOptions;
 use crate::train::step::ranks::{Place, Team};
-use crate::train::trainer::sizes::{memory_of, passes, settle};
+use crate::train::trainer::sizes::{memory_of, passes};
 use std::sync::Arc;
 
 /// Joins a job whose rank 0 is in another process.
@@ -19,7 +20,7 @@ pub(in crate::train::trainer) fn follow(resolved: &Resolved, mut options: TrainO
     let TrainOptions { device, others, launch, .. } = &options;
     let devices = devices(device, others);
     let (mut resolved, memory) = (resolved.clone(), memory_of(&devices, *launch)?);
-    let (shape, _) = settle(&mut resolved, &data.prepared, device, true, &memory)?;
+    let (shape, _) = init_sizes::settle(&mut resolved, &data.prepared, device, true, &memory)?;
     let (tokens, validation) = (&data.prepared.train, &data.prepared.validation);
     let in_documents = tokens.is_in_documents() && !shape.is_recurrent();
     let splits = passes(&resolved, &shape, in_documents, &devices, place, &memory)?.splits;

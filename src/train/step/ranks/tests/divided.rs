@@ -5,7 +5,7 @@ use crate::Device;
 use crate::config::Resolved;
 use crate::gpu::gpu_for_tests;
 use crate::profile::MemoryKind;
-use crate::train::{RankTimes, plan_run};
+use crate::train::{PlannedRanks, RankTimes, plan_run};
 use std::fs;
 use std::path::Path;
 
@@ -71,7 +71,8 @@ fn has_the_planned_memory(resolved: &Resolved, whole: &Run, divided: &Run, gpus:
         let of_kind = |kind| kinds[kind] as u64;
         [MemoryKind::Parameters, MemoryKind::OptimizerState, MemoryKind::Activations].map(of_kind)
     };
-    let plan = plan_run(resolved, &gpus[0], (gpus.len(), gpus.len()), Path::new("data"), None).unwrap().memory;
+    let ranks = PlannedRanks { count: gpus.len(), ..PlannedRanks::ONE };
+    let plan = plan_run(resolved, &gpus[0], ranks, Path::new("data"), None).unwrap().memory;
     let [used, moments, activations] = gpus.iter().map(of).max_by_key(|[w, moments, _]| w + moments).unwrap();
     assert_eq!([used, moments], [plan.weights + plan.f16_copies, plan.moments]);
     // A mean loss, in a buffer of 256 bytes, may wait until it is read.
