@@ -93,7 +93,7 @@ fn one_long_document_does_not_make_every_row_as_long() {
     let line = |i: usize| json!({ "prompt": "the fox ".repeat(if i == 70 { 25 } else { 1 }), "completion": " sees" });
     sandbox.write("chat.jsonl", (0..150).map(|i| line(i).to_string()).collect::<Vec<_>>().join("\n"));
     let told = notes(&fine_tune(&sandbox, &[]).succeeds());
-    let row = "model.block_size = 64 (what 99% of the documents need; 1 of 150 documents are longer)";
+    let row = "model.block_size = 64 (99th percentile of document lengths; 1 of 150 documents are longer)";
     assert!(told.contains(row), "{told}");
 }
 
@@ -127,21 +127,24 @@ fn rows_of_a_fine_tuned_model_are_as_long_as_its_documents_and_its_context_stays
 #[test]
 fn a_fine_tuned_model_gets_the_batch_that_fits_and_as_many_sequences_a_step() {
     let sandbox = with_a_model();
-    let memory = |mib: &str| {
+    let plan_within = |mib: &str, further: &[&str]| {
         let args = ["plan", "--init", TINY_RUN, "--corpus", "chat.jsonl", "--json", "--device", "cpu"];
-        sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)]).succeeds().json()
+        sandbox.run_with(&[&args[..], further].concat(), &[("RUSTYFLOW_HOST_MEMORY", mib)]).succeeds().json()
     };
-    let all = memory("4000");
+    let all = plan_within("4000", &[]);
     assert_eq!(
         (&all["batch_size"], &all["block_size"], &all["tokens_per_step"]),
         (&16.into(), &128.into(), &2048.into())
     );
     let mib = (all["host_bytes"].as_u64().unwrap() >> 20).to_string();
-    let less = memory(&mib);
+    let less = plan_within(&mib, &[]);
     assert!(less["batch_size"].as_u64() < Some(16) && less["tokens_per_step"] == 2048, "{less}");
     assert_eq!(less["passes"], 1);
     let note = less["notes"][0].as_str().unwrap();
     assert!(note.contains("train.grad_accum_steps = ") && note.contains("fits "), "{note}");
+    // Processes have the same batch, whatever memory each has.
+    let networked = plan_within(&mib, &["--ranks", "2", "--network", "25Gbps"]);
+    assert_eq!((&networked["batch_size"], &networked["tokens_per_step"]), (&16.into(), &2048.into()));
     // What is set is taken.
     let set = ["--batch-size", "3", "--block-size", "64"];
     let told = notes(&fine_tune(&sandbox, &set).succeeds());

@@ -43,7 +43,7 @@ fn plan_of(ranks: usize, device: &Device) -> Result<(Resolved, RunPlan)> {
         "[data]\ncorpus = {text:?}\ntokenizer = \"char\"\n[model]\nn_layer = 1\nn_head = 2\nn_embd = 8\n\
          block_size = 8\n[train]\nbatch_size = 2\nmax_steps = 3\nwarmup_steps = 0\nshard_optimizer = true\n"
     ))?;
-    let ranks = PlannedRanks { count: ranks, on_machine: ranks, in_processes: false };
+    let ranks = PlannedRanks { count: ranks, on_machine: ranks, ..PlannedRanks::ONE };
     let plan = train::plan_run(&resolved, device, ranks, nowhere(), None)?;
     Ok((resolved, plan))
 }

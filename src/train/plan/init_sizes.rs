@@ -35,7 +35,7 @@ pub(in crate::train) fn settle(
     memory: &Memory,
 ) -> Result<(ModelConfig, Option<String>)> {
     let before = resolved.clone();
-    settle_rows(resolved, [&prepared.train, &prepared.validation]);
+    let beyond = settle_rows(resolved, [&prepared.train, &prepared.validation]);
     let shape = model_config(resolved, prepared.tokenizer.vocab_size())?;
     if resolved.config.model.new_tokenizer {
         let how = "the tokens of data.tokenizer";
@@ -44,32 +44,33 @@ pub(in crate::train) fn settle(
     if !in_processes {
         settle_batch(resolved, &shape, prepared.train.is_in_documents(), device, memory)?;
     }
-    let note = note([&before, resolved], [&prepared.train, &prepared.validation], memory, device);
+    let note = note([&before, resolved], beyond, memory, device);
     Ok((shape, note))
 }
 
-/// Fills in `model.block_size`, where the configuration leaves it open: what 99 of 100 documents need, for a continuous
-/// text [`STREAM_ROW`], and never more than the model's context. `texts` are the training and the validation split.
-fn settle_rows(resolved: &mut Resolved, texts: [&Tokens; 2]) {
+/// Fills in `model.block_size`, where the configuration leaves it open: the 99th percentile of document lengths, for a
+/// continuous text [`STREAM_ROW`], and never more than the model's context. `texts` are the training and the validation
+/// split. Returns how many documents are longer than a row, and how many there are.
+fn settle_rows(resolved: &mut Resolved, texts: [&Tokens; 2]) -> [usize; 2] {
     let context = resolved.config.model.context;
     if context == 0 || !depend_on_text(resolved) {
-        return;
+        return [0, 0];
     }
     let [train, _] = texts;
     if train.is_in_documents() {
-        let (rows, how) = document_rows(&mut inputs(texts), context);
+        // The last token of a document is predicted, and not read.
+        let read = |length: usize| length.saturating_sub(1);
+        let mut lengths: Vec<_> = texts.into_iter().flat_map(Tokens::document_lengths).map(read).collect();
+        let (rows, how) = document_rows(&mut lengths, context);
         resolved.derive(BLOCK_SIZE, how, |config| config.model.block_size = rows);
+        [lengths.iter().filter(|&&length| length > rows).count(), lengths.len()]
     } else {
         let rows = STREAM_ROW.min(context).min(train.len().saturating_sub(1)).max(1);
         resolved.derive(BLOCK_SIZE, "1024, or the text or the model's context if that is shorter", |config| {
             config.model.block_size = rows;
         });
+        [0, 0]
     }
-}
-
-/// How many tokens are read of each document: the last is predicted, and not read.
-fn inputs(texts: [&Tokens; 2]) -> Vec<usize> {
-    texts.into_iter().flat_map(Tokens::document_lengths).map(|length| length.saturating_sub(1)).collect()
 }
 
 /// The length of rows for documents of these lengths, and how it follows from them: their 99th percentile, since one
@@ -82,7 +83,7 @@ fn document_rows(lengths: &mut [usize], context: usize) -> (usize, &'static str)
     let rows = most.min(context);
     let how = match rows {
         _ if rows >= all => "what the longest document needs",
-        _ if rows == most => "what 99% of the documents need",
+        _ if rows == most => "99th percentile of document lengths",
         _ => "the model's context",
     };
     (rows, how)
@@ -130,18 +131,22 @@ fn with_batch(config: &Config, batch_size: usize) -> Config {
     config
 }
 
-/// A note for the user on the sizes that were chosen between these two.
-fn note([before, after]: [&Resolved; 2], texts: [&Tokens; 2], memory: &Memory, device: &Device) -> Option<String> {
+/// A note for the user on the sizes that were chosen between these two. `longer` of all documents exceed a row.
+fn note(
+    [before, after]: [&Resolved; 2],
+    [longer, documents]: [usize; 2],
+    memory: &Memory,
+    device: &Device,
+) -> Option<String> {
     let is_settled = |key: &str| before.origin(key) != after.origin(key);
     let (model, train) = (&after.config.model, &after.config.train);
     let mut parts = Vec::new();
     if is_settled(BLOCK_SIZE) {
         let why = after.origin(BLOCK_SIZE).to_string();
         let why = why.strip_prefix("default: ").unwrap_or(&why);
-        let documents = if texts[0].is_in_documents() { inputs(texts) } else { Vec::new() };
-        let longer = match documents.iter().filter(|&&inputs| inputs > model.block_size).count() {
+        let longer = match longer {
             0 => String::new(),
-            longer => format!("; {longer} of {} documents are longer", documents.len()),
+            longer => format!("; {longer} of {documents} documents are longer"),
         };
         parts.push(format!("model.block_size = {} ({why}{longer})", model.block_size));
     }
@@ -165,7 +170,7 @@ mod tests {
         let mut lengths = vec![60; 100];
         assert_eq!(rows(&lengths, 1000), 64);
         lengths[7] = 500;
-        assert_eq!(document_rows(&mut lengths, 1000), (64, "what 99% of the documents need"));
+        assert_eq!(document_rows(&mut lengths, 1000), (64, "99th percentile of document lengths"));
         lengths[7] = 500;
         assert_eq!(document_rows(&mut lengths, 1000), (512, "what the longest document needs"));
         assert_eq!(document_rows(&mut lengths, 300), (300, "the model's context"));

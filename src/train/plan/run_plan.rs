@@ -11,7 +11,7 @@ use crate::train::setup::adapters::lora;
 use crate::train::setup::data_spec::data_spec;
 use crate::train::setup::init::check_tokenizer;
 use crate::train::setup::precision::check_configured_precision;
-use crate::train::setup::schedule::total_steps;
+use crate::train::setup::schedule::settle_length;
 use crate::train::step::ranks::{Place, Share};
 use crate::train::step::replica::loader;
 use crate::units;
@@ -182,17 +182,18 @@ impl Work {
 pub fn plan_run(
     resolved: &Resolved,
     device: &Device,
-    ranks: PlannedRanks,
+    PlannedRanks { count: ranks, on_machine, in_processes }: PlannedRanks,
     data_dir: &Path,
     cache_dir: Option<&Path>,
 ) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let prepared = prepare(resolved, data_dir, cache_dir)?;
-    let memory = Memory::available(device, if device.is_gpu() { 1 } else { ranks.on_machine })?;
+    let memory = Memory::available(device, if device.is_gpu() { 1 } else { on_machine })?;
     let mut resolved = resolved.clone();
-    let (shape, note) = init_sizes::settle(&mut resolved, &prepared, device, ranks.in_processes, &memory)?;
-    let Length { steps, steps_per_epoch, in_documents } = settle_length(&mut resolved, &shape, &prepared)?;
-    let ranks = ranks.count;
+    let (shape, note) = init_sizes::settle(&mut resolved, &prepared, device, in_processes, &memory)?;
+    let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
+    let (steps, steps_per_epoch) = settle_length(&mut resolved, &loader)?;
+    let in_documents = loader.is_in_documents();
     let (config, t) = (&resolved.config, &resolved.config.train);
     // More ranks than sequences are refused before each is made.
     let share = Share::largest(config, shape.kind, ranks)?;
@@ -252,22 +253,6 @@ fn flops_per_step(config: &Config, shape: &ModelConfig, ranks: usize) -> Result<
     };
     let model = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token;
     Ok([model, recompute].map(|of_token| of_token * tokens_per_step(config) as f64))
-}
-
-struct Length {
-    steps: usize,
-    steps_per_epoch: f64,
-    /// Whether rows hold documents apart from each other.
-    in_documents: bool,
-}
-
-/// Derives what depends on the number of steps, and tells that.
-fn settle_length(resolved: &mut Resolved, shape: &ModelConfig, prepared: &Prepared) -> Result<Length> {
-    let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
-    let steps_per_epoch = loader.batches_per_epoch() / resolved.config.train.grad_accum_steps as f64;
-    let steps = total_steps(resolved.config.train.length(), steps_per_epoch);
-    resolved.fit_length(steps)?;
-    Ok(Length { steps, steps_per_epoch, in_documents: loader.is_in_documents() })
 }
 
 /// In how many passes the largest share of a batch is computed; of a run that does not fit, passes of one sequence and

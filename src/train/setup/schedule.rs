@@ -1,10 +1,23 @@
 //! Number of steps of a run, and its learning-rate schedule.
 
-use crate::config::{self, Config, TrainLength};
+use crate::Result;
+use crate::config::{self, Config, Resolved, TrainLength};
+use crate::data::Loader;
 use crate::optim::{LearningRate, Schedule};
 
-/// The updates that a run makes.
-pub(in crate::train) fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
+/// Updates of a run over the loader's batches, and updates per epoch. Resolves what depends on their number.
+///
+/// # Errors
+/// If the schedule does not fit in so many updates.
+pub(in crate::train) fn settle_length(resolved: &mut Resolved, loader: &Loader) -> Result<(usize, f64)> {
+    let train = &resolved.config.train;
+    let steps_per_epoch = loader.batches_per_epoch() / train.grad_accum_steps as f64;
+    let steps = total_steps(train.length(), steps_per_epoch);
+    resolved.fit_length(steps)?;
+    Ok((steps, steps_per_epoch))
+}
+
+fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
     match length {
         TrainLength::Steps(steps) => steps,
         TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
