@@ -27,7 +27,7 @@ pub(super) fn check(setting: &str, name: &str, parameter: &Parameter) -> Result<
     if !parameter.device().has_values() {
         return Ok(());
     }
-    let largest = parameter.to_f32()?.into_iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+    let largest = parameter.largest_magnitude()?;
     if largest <= f16::MAX.to_f32() {
         return Ok(());
     }

@@ -78,7 +78,7 @@ pub fn load_model(
     }
     let text = TextConventions::load(&hf::tokenizer_folder(folder)?, &hf::weights_folder(folder)?)?;
     let tokens = text.tokenizer.vocab_size();
-    let mut model = models::load(folder)?;
+    let mut model = hf::open(folder, usize::MAX)?;
     if tokens > model.config().vocab_size {
         return Err(Error::Checkpoint {
             path: folder.to_path_buf(),

@@ -8,7 +8,7 @@
 //! so that the model is then like any other.
 
 use super::weight_files::WeightFiles;
-use super::{StoredTensor, add_values, from_json};
+use super::{StoredTensor, from_json, values};
 use crate::hub_cache::{HubCache, ModelName};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
@@ -184,7 +184,7 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// Merges it into the weights of a model on the CPU.
+    /// Merges it into the weights of a model, of which it reads those that it changes.
     ///
     /// # Errors
     /// If the model has another shape.
@@ -211,21 +211,21 @@ impl Adapter {
         &self,
         shape: &ModelConfig,
         name: &str,
-        parameter: &Parameter,
+        parameter: &mut Parameter,
         used: &mut HashSet<String>,
     ) -> Result<()> {
         let hf = shape.kind.hf();
         let outputs_first = parameter.linear.as_ref().is_some_and(|layout| layout.outputs_first);
-        let mut values: Option<Vec<f32>> = None;
+        let mut merged: Option<Vec<f32>> = None;
         let mut offset = 0;
         for (tensor, its) in hf.tensors(shape, name, parameter.shape()) {
             let module = tensor.strip_suffix(".weight").unwrap_or(&tensor);
             let (inputs, outputs) = if outputs_first { (its[1], its[0]) } else { (its[0], its[1]) };
             if let Some(delta) = self.product(hf.prefix(), module, [outputs, inputs], used)? {
-                if values.is_none() {
-                    values = Some(parameter.to_f32()?);
+                if merged.is_none() {
+                    merged = Some(parameter.to_f32()?);
                 }
-                let own = &mut values.as_mut().expect("they were read")[offset..offset + its.elements()];
+                let own = &mut merged.as_mut().expect("they were read")[offset..offset + its.elements()];
                 for (i, value) in own.iter_mut().enumerate() {
                     let at = if outputs_first { i } else { i % outputs * inputs + i / outputs };
                     *value += delta[at];
@@ -233,7 +233,10 @@ impl Adapter {
             }
             offset += its.elements();
         }
-        values.map_or(Ok(()), |values| parameter.write_bytes(bytemuck::cast_slice(&values)))
+        if let Some(merged) = merged {
+            parameter.value = Tensor::from_f32(&merged, parameter.shape().clone(), &Device::Cpu)?;
+        }
+        Ok(())
     }
 
     /// The scaled B A of a module, (outputs, inputs), if it has one.
@@ -267,10 +270,9 @@ impl Adapter {
 }
 
 fn on_cpu(tensor: &StoredTensor, shape: Shape) -> Result<Tensor> {
-    let mut values = vec![];
-    add_values(tensor, &mut values).map_err(|dtype| Error::Checkpoint {
+    let values = values(tensor).ok_or_else(|| Error::Checkpoint {
         path: tensor.file.to_path_buf(),
-        message: format!("holds tensors of {dtype:?}; expected F32, F16 or BF16"),
+        message: format!("holds tensors of {:?}; expected F32, F16 or BF16", tensor.dtype),
     })?;
     Tensor::from_f32(&values, shape, &Device::Cpu)
 }

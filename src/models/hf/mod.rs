@@ -7,6 +7,7 @@ mod llama;
 mod recurrent;
 mod rope;
 pub mod shards;
+mod stored_parameter;
 mod trained_adapter;
 mod weight_files;
 
@@ -17,8 +18,9 @@ pub use trained_adapter::{AdapterWeights, read_adapters};
 
 use super::{LanguageModel, ModelConfig, ModelKind, build};
 use crate::optim::{Entry, ParameterArena};
-use crate::tensor::Bytes;
-use crate::{DType, Error, Result, Shape, Tensor};
+use crate::tensor::{Bytes, DryRun, with_weights_on};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
+use rayon::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,8 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use stored_parameter::{StoredParameter, is_readable, values};
 use weight_files::{StoredTensor, WEIGHTS, WeightFiles};
 
 const CONFIG: &str = "config.json";
@@ -171,32 +175,35 @@ pub fn model_type(config: &ModelConfig) -> String {
     config_keys(config, &Map::new()).get("model_type").and_then(Value::as_str).unwrap_or_default().to_string()
 }
 
-/// Loads a model of any family on the CPU, written by [`ModelWeights`] or Hugging Face. The files are memory-mapped, so
-/// besides the model at most its largest tensor is in memory.
+/// Loads a model of any family on the CPU, written by [`ModelWeights`] or Hugging Face.
 ///
 /// For a PEFT adapter folder, loads the base model and merges the adapter.
 ///
 /// # Errors
-/// If a file is missing or damaged, the family is unknown, or the tensors are not exactly those that the config
-/// implies.
+/// If a file is missing or damaged, the family is unknown, the tensors are not exactly those that the config implies,
+/// or memory runs out.
 pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
-    load_with_context(folder, usize::MAX)
+    let mut model = open(folder, usize::MAX)?;
+    model.to_device(&Device::Cpu)?;
+    Ok(model)
 }
 
-/// [`load`] with the context reduced to `block_size` tokens, if that is shorter: the first learned positions are kept.
+/// A model whose parameters are in memory-mapped files, each until it is moved to a device, or into an arena there:
+/// what is on its way is all that is in the memory of the host. Its context is at most `block_size` tokens; of more
+/// learned positions the first are kept.
 ///
 /// # Errors
-/// Those of [`load`].
-pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn LanguageModel>> {
+/// Those of [`load`], but for memory.
+pub fn open(folder: &Path, block_size: usize) -> Result<Box<dyn LanguageModel>> {
     if let Some(adapter) = adapter::open(folder)? {
-        let mut model = load_with_context(&adapter.base, block_size)?;
+        let mut model = open(&adapter.base, block_size)?;
         adapter.merge_into(&mut *model)?;
         return Ok(model);
     }
     let mut config = read_shape(folder)?;
     let cropped = config.kind.hf().positions().filter(|_| block_size < config.block_size);
     config.block_size = config.block_size.min(block_size);
-    let files = WeightFiles::open(folder)?;
+    let files = Arc::new(WeightFiles::open(folder)?);
     let damaged = |message: String| Error::Checkpoint { path: files.path.clone(), message };
 
     // Every parameter is in the files, so a config that claims more than their size is wrong: say so before memory for
@@ -205,11 +212,12 @@ pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn Lan
         let count = config.parameter_count();
         return Err(damaged(format!("is too short for the {count} parameters that config.json implies")));
     }
-    let mut model = build(&config, 0).map_err(|e| damaged(format!("does not fit config.json: {e}")))?;
+    let model = with_weights_on(Device::DryRun(DryRun::cpu()), || build(&config, 0));
+    let mut model = model.map_err(|e| damaged(format!("does not fit config.json: {e}")))?;
     let (mut result, mut used) = (Ok(()), HashSet::new());
     model.visit_parameters("", &mut |name, parameter| {
         if result.is_ok() {
-            result = read_parameter(&files, &config, name, parameter, cropped, &mut used);
+            result = stored(&files, &config, name, parameter, cropped, &mut used).map(|value| parameter.value = value);
         }
     });
     result?;
@@ -268,14 +276,10 @@ fn has_own_head(files: &WeightFiles, config: &ModelConfig) -> bool {
         files.tensor(&name).or_else(|| files.tensor(name.strip_prefix(hf.prefix())?))
     });
     let (Some(embedding), Some(head)) = (embedding, head) else { return false };
-    let [mut ours, mut its] = [vec![], vec![]];
     embedding.shape != head.shape
         || match embedding.dtype == head.dtype {
-            true => embedding.bytes != head.bytes,
-            false => {
-                let are_read = add_values(&embedding, &mut ours).and(add_values(&head, &mut its)).is_ok();
-                !are_read || ours != its
-            }
+            true => embedding.bytes.par_chunks(1 << 20).ne(head.bytes.par_chunks(1 << 20)),
+            false => values(&embedding).is_none_or(|ours| Some(ours) != values(&head)),
         }
 }
 
@@ -291,18 +295,18 @@ fn read_limited(path: &Path, most: u64) -> Result<String> {
     Ok(text)
 }
 
-/// Reads the parameter `name` into `parameter`, which must have its shape, and marks its tensors as used. The parameter
+/// The parameter `name` as the files have it, and of the shape of `parameter`; marks its tensors as used. The parameter
 /// `cropped` may have more rows in the file.
-fn read_parameter(
-    files: &WeightFiles,
+fn stored(
+    files: &Arc<WeightFiles>,
     config: &ModelConfig,
     name: &str,
     parameter: &Tensor,
     cropped: Option<&str>,
     used: &mut HashSet<String>,
-) -> Result<()> {
+) -> Result<Tensor> {
     let (kind, prefix) = (config.kind, config.kind.hf().prefix());
-    let mut values = Vec::with_capacity(parameter.len());
+    let mut parts = Vec::new();
     for (name, shape) in kind.hf().tensors(config, name, parameter.shape()) {
         let short = name.strip_prefix(prefix).unwrap_or(&name);
         let found = [name.as_str(), short].into_iter().find_map(|name| Some((name, files.tensor(name)?)));
@@ -320,25 +324,14 @@ fn read_parameter(
         if tensor.shape.get(first..) != Some(&shape[first..]) {
             return Err(wrong(format!("{short} has shape {:?}, config.json implies {shape}", tensor.shape)));
         }
-        add_values(&tensor, &mut values)
-            .map_err(|dtype| wrong(format!("{short} is {dtype:?}; expected F32, F16 or BF16")))?;
+        if !is_readable(tensor.dtype) {
+            return Err(wrong(format!("{short} is {:?}; expected F32, F16 or BF16", tensor.dtype)));
+        }
         used.insert(name.to_string());
+        // Of cropped positions the first ones.
+        parts.push((name.to_string(), shape.elements()));
     }
-    // Of cropped positions the first ones.
-    values.truncate(parameter.len());
-    parameter.write_bytes(bytemuck::cast_slice(&values))
-}
-
-/// Adds the values of a tensor as f32; fails with a type that holds none.
-fn add_values(tensor: &StoredTensor, values: &mut Vec<f32>) -> std::result::Result<(), Dtype> {
-    let pairs = || tensor.bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-    match tensor.dtype {
-        Dtype::F32 => values.extend(tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-        Dtype::F16 => values.extend(pairs().map(|pair| half::f16::from_le_bytes(pair).to_f32())),
-        Dtype::BF16 => values.extend(pairs().map(|pair| half::bf16::from_le_bytes(pair).to_f32())),
-        other => return Err(other),
-    }
-    Ok(())
+    Ok(Tensor::unread(Arc::new(StoredParameter { files: files.clone(), parts }), parameter.shape().clone()))
 }
 
 /// The shape that a `config.json` of any family describes.

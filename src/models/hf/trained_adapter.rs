@@ -3,7 +3,7 @@
 
 use super::adapter::{CONFIG, PREFIX, WEIGHTS};
 use super::weight_files::WeightFiles;
-use super::{StoredTensor, add_values};
+use super::{StoredTensor, stored_parameter};
 use crate::models::lora::{Adapted, Lora, endings};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::LinearLayout;
@@ -155,7 +155,6 @@ fn values(files: &WeightFiles, name: &str, shape: [usize; 2]) -> Result<Vec<f32>
     if tensor.shape != shape {
         return Err(wrong(format!("{name} has shape {:?}, the configuration implies {shape:?}", tensor.shape)));
     }
-    let mut values = Vec::with_capacity(shape[0] * shape[1]);
-    add_values(&tensor, &mut values).map_err(|dtype| wrong(format!("{name} is {dtype:?}; expected F32")))?;
-    Ok(values)
+    let wrong_type = || wrong(format!("{name} is {:?}; expected F32", tensor.dtype));
+    stored_parameter::values(&tensor).ok_or_else(wrong_type)
 }

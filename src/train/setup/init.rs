@@ -5,7 +5,7 @@ use super::vocabulary::with_vocabulary;
 use crate::config::{self, Config, Resolved, RopeScaling};
 use crate::data::Tokenizer;
 use crate::hub_cache::folder_of;
-use crate::models::{LanguageModel, ModelConfig, build, hf, load, read_adapters};
+use crate::models::{LanguageModel, ModelConfig, build, hf, read_adapters};
 use crate::nn;
 use crate::train::checkpoint::{find_checkpoint, run_config};
 use crate::{Error, Result};
@@ -188,7 +188,7 @@ pub(in crate::train) fn first_model(
             .into();
         return Err(Error::Checkpoint { path: init.to_path_buf(), message });
     }
-    let mut model = hf::load_with_context(init, shape.block_size)?;
+    let mut model = hf::open(init, shape.block_size)?;
     let its_rows = model.config().vocab_size;
     let expected = if config.model.new_tokenizer { its_rows } else { shape.vocab_size };
     if *model.config() != (ModelConfig { vocab_size: expected, ..shape.clone() }) {
@@ -212,7 +212,7 @@ pub(in crate::train) fn model_at(
     config: &Config,
     shape: &ModelConfig,
 ) -> Result<Box<dyn LanguageModel>> {
-    let Some(lora) = lora(config) else { return load(checkpoint) };
+    let Some(lora) = lora(config) else { return hf::open(checkpoint, usize::MAX) };
     let mut model = first_model(config, shape, None)?;
     read_adapters(checkpoint, &lora, &mut *model)?;
     Ok(model)

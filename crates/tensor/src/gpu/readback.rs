@@ -5,7 +5,7 @@ use super::copy_queues::PendingCopy;
 use crate::pool::{FreeList, size_class_within};
 use crate::{Error, Result};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,11 @@ impl StagingPool {
 
 /// Buffers to write from, which are mapped again once the GPU has read them: the memory of new ones is slow at first.
 #[derive(Clone, Default)]
-pub(super) struct UploadPool(pub Buffers);
+pub(super) struct UploadPool {
+    pub buffers: Buffers,
+    /// Bytes of those that the GPU may still read.
+    pending: Arc<AtomicUsize>,
+}
 
 impl UploadPool {
     /// Smaller uploads use buffers that are not cached.
@@ -84,22 +88,32 @@ impl UploadPool {
 
     /// A cached mapped buffer for this number of bytes, if any.
     pub fn take(&self, device: &wgpu::Device, bytes: usize) -> Option<wgpu::Buffer> {
-        self.0.take(UploadPool::size(device, bytes))
+        self.buffers.take(UploadPool::size(device, bytes))
+    }
+
+    /// Counts a buffer that the GPU is to read until [`UploadPool::map_again`] has mapped it.
+    pub fn is_pending(&self, buffer: &wgpu::Buffer) {
+        self.pending.fetch_add(buffer.size() as usize, Ordering::Relaxed);
+    }
+
+    pub fn pending_bytes(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
     }
 
     /// Maps a buffer again after its copy was submitted, and caches it.
     pub fn map_again(&self, buffer: wgpu::Buffer) {
-        let (pool, kept) = (self.0.clone(), buffer.clone());
+        let (pool, kept) = (self.clone(), buffer.clone());
         buffer.map_async(wgpu::MapMode::Write, .., move |result| {
+            pool.pending.fetch_sub(kept.size() as usize, Ordering::Relaxed);
             if result.is_ok() {
-                pool.keep(kept);
+                pool.buffers.keep(kept);
             }
         });
     }
 
     /// Releases all cached buffers.
     pub fn release(&self) {
-        self.0.release();
+        self.buffers.release();
     }
 }
 

@@ -6,6 +6,7 @@ use super::copy_queues::CopyQueues;
 use super::copy_queues::{Direction, PendingCopy};
 use super::pool::GpuSlice;
 use super::readback::{PendingReadback, Staging, UploadPool, Way};
+use crate::cpu::with_scratch;
 use crate::profile::Span;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -14,11 +15,20 @@ use std::time::Duration;
 /// Uploads of at least this size are submitted at once: until then they are in host memory twice.
 const LARGE_UPLOAD: usize = 16 << 20;
 
+/// Bytes that are uploaded at a time of what is read from elsewhere: the next piece is read while this one is copied.
+const PIECE: usize = 64 << 20;
+
+/// Bytes of a piece that a thread writes at a time.
+const PART: usize = 1 << 18;
+
+/// The most bytes of uploads that are recorded and not done before more are read.
+const MOST_PENDING: usize = 8 * PIECE;
+
 impl Gpu {
     /// The pools of unused mapped buffers, for reads and uploads.
     #[cfg(test)]
     pub(super) fn host_pools(&self) -> [&super::readback::Buffers; 2] {
-        [&self.0.staging_pool.0, &self.0.upload_pool.0]
+        [&self.0.staging_pool.0, &self.0.upload_pool.buffers]
     }
 
     #[cfg(test)]
@@ -40,6 +50,28 @@ impl Gpu {
         if bytes == 0 {
             return Ok(());
         }
+        self.upload_mapped(slice, |mapped| write(mapped, parts))
+    }
+
+    /// Records an upload to `slice` of what `fill` writes: it gets the place of the first byte of a part, and memory for
+    /// the part. Several threads call it at a time. Host memory holds a few pieces of [`PIECE`] bytes.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::upload`].
+    pub fn upload_by(&self, slice: &GpuSlice, fill: &(dyn Fn(usize, &mut [u8]) + Sync)) -> Result<()> {
+        for start in (0..slice.size).step_by(PIECE) {
+            let piece = slice.slice(start, PIECE.min(slice.size - start));
+            if self.0.upload_pool.pending_bytes() >= MOST_PENDING {
+                self.synchronize()?;
+            }
+            self.upload_mapped(&piece, |mapped| fill_parts(mapped, &|offset, out| fill(start + offset, out)))?;
+        }
+        Ok(())
+    }
+
+    /// Records an upload to `slice` of what `fill` writes to mapped memory.
+    fn upload_mapped(&self, slice: &GpuSlice, fill: impl FnOnce(wgpu::WriteOnly<[u8]>)) -> Result<()> {
+        let bytes = slice.size;
         #[cfg(feature = "testing")]
         self.fail_for_tests(bytes)?;
         let from = match self.0.upload_pool.take(&self.0.device, bytes) {
@@ -47,13 +79,15 @@ impl Gpu {
             None => self.retry_after_trim(|| self.made(bytes, || UploadPool::create(&self.0.device, bytes)))?,
         };
         let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
-        write(mapped.slice(..bytes), parts);
+        fill(mapped.slice(..bytes));
         drop(mapped);
         from.unmap();
         let mut recorder = self.recorder();
         recorder.write(&from, slice.into());
         if bytes >= UploadPool::LARGE {
-            recorder.batch.to_map_again.push((from, self.0.upload_pool.clone()));
+            let pool = self.0.upload_pool.clone();
+            pool.is_pending(&from);
+            recorder.batch.to_map_again.push((from, pool));
         }
         if recorder.batch.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
@@ -141,6 +175,28 @@ impl Gpu {
             Ok(())
         })
     }
+}
+
+/// Lets all threads write parts of mapped memory, each by way of its cache.
+fn fill_parts(to: wgpu::WriteOnly<[u8]>, fill: &(dyn Fn(usize, &mut [u8]) + Sync)) {
+    let (whole, mut last) = to.into_chunks::<PART>();
+    let end = PART * whole.len();
+    rayon::in_place_scope(|scope| {
+        for (part, to) in whole.into_iter().enumerate() {
+            scope.spawn(move |_| {
+                with_scratch(PART / 4, |scratch| {
+                    let bytes = bytemuck::cast_slice_mut(scratch);
+                    fill(PART * part, bytes);
+                    wgpu::WriteOnly::<[u8]>::from(to).copy_from_slice(bytes);
+                });
+            });
+        }
+        with_scratch(last.len().div_ceil(4), |scratch| {
+            let bytes = &mut bytemuck::cast_slice_mut(scratch)[..last.len()];
+            fill(end, bytes);
+            last.copy_from_slice(bytes);
+        });
+    });
 }
 
 /// Copies the bytes of all parts to mapped memory, which may be a card's, seen through the bus: four threads fill that,

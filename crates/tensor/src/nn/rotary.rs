@@ -1,6 +1,7 @@
 //! Angles of rotary position embeddings (RoPE, Su et al. 2021), and their scaling for longer contexts.
 
 use crate::{DType, Device, Result, Tensor};
+use rayon::prelude::*;
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 
@@ -56,7 +57,7 @@ impl Rotary {
                 let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
                 angles.clone().map(f64::cos).chain(angles.map(f64::sin)).map(|value| value as f32)
             };
-            let values: Vec<f32> = (0..self.positions).flat_map(row).collect();
+            let values: Vec<f32> = (0..self.positions).into_par_iter().flat_map_iter(row).collect();
             made.write_bytes(bytemuck::cast_slice(&values))?;
         }
         Ok(table.insert(made).clone())

@@ -70,7 +70,10 @@ impl Tensor {
         if self.dtype() == DType::U32 || dtype == DType::U32 {
             return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
         }
-        apply_one(Cast { from: self.dtype(), to: dtype }, &[self])
+        match self.unread_as(dtype) {
+            Some(unread) => Ok(unread),
+            None => apply_one(Cast { from: self.dtype(), to: dtype }, &[self]),
+        }
     }
 
     /// Overwrites `out` (f32 or f16, of equal length) with these f32 or f16 elements.

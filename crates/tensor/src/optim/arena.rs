@@ -10,7 +10,7 @@
 //! What the largest buffer of the device does not hold lies in several, cut between parameters at the same places in
 //! all arenas.
 
-use super::layout::{ALIGN, Entry, Layout, Segment, flatten};
+use super::layout::{ALIGN, Entry, Layout, Segment, find};
 use super::optimizer::{bindable, slice};
 use super::shard::Division;
 use super::values::{Held, Values};
@@ -84,17 +84,18 @@ impl ParameterArena {
         let Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts: cuts, f16_cuts } =
             Layout::of(module, group_of, most_in_buffer(device))?;
         let tensors = module.parameters();
-        let empty =
-            |cuts: &[usize], len, dtype| Tensor::empty_in_segments(cuts, len, dtype, device, MemoryKind::Parameters);
+        // Padding between parameters stays zero.
+        let zeros =
+            |cuts: &[usize], len, dtype| Tensor::zeros_in_segments(cuts, len, dtype, device, MemoryKind::Parameters);
         let mixed = operands == DType::F16;
         let held = match division.filter(|_| mixed) {
             Some(division) => division.held(&entries, &segments, f32_len),
             None => Held::whole(f32_len),
         };
         let held_cuts: Vec<usize> = cuts.iter().map(|cut| held.before(*cut)).collect();
-        let values = Values::new(empty(&held_cuts, held.len(), DType::F32)?, held);
-        let halves = mixed.then(|| empty(&cuts, f32_len, DType::F16)).transpose()?;
-        let f16_only = (f16_len > 0).then(|| empty(&f16_cuts, f16_len, DType::F16)).transpose()?;
+        let values = Values::new(zeros(&held_cuts, held.len(), DType::F32)?, held);
+        let halves = mixed.then(|| zeros(&cuts, f32_len, DType::F16)).transpose()?;
+        let f16_only = (f16_len > 0).then(|| zeros(&f16_cuts, f16_len, DType::F16)).transpose()?;
         let gradients = Tensor::zeros_in_segments(&cuts, trainable_len, DType::F32, device, MemoryKind::Gradients)?;
         let grads = Vec::new();
         let mut arena = ParameterArena { entries, segments, cuts, values, gradients, grads, halves, f16_only };
@@ -136,10 +137,22 @@ impl ParameterArena {
 
     /// Takes the values of these tensors, by the names of the parameters.
     fn write(&self, tensors: &[(String, Tensor)]) -> Result<()> {
-        self.write_values(&flatten(&self.entries, DType::F32, self.values.layout(), tensors)?)?;
-        if let Some(f16_only) = &self.f16_only {
-            let flat = flatten(&self.entries, DType::F16, f16_only.len(), tensors)?;
-            f16_only.write_bytes(bytemuck::cast_slice(&rounded(&flat)))?;
+        for entry in &self.entries {
+            let from = find(tensors, entry)?;
+            let place = |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone()).take_values(from);
+            if entry.dtype == DType::F16 {
+                self.f16_only.iter().try_for_each(place)?;
+                continue;
+            }
+            let own = entry.range();
+            for held in self.values.ranges() {
+                let held = held.start.max(own.start)..held.end.min(own.end);
+                if !held.is_empty() {
+                    let part = from.slice_flat(held.start - own.start, [held.len()].into());
+                    self.value(&held)?.take_values(&part)?;
+                }
+            }
+            self.halves.iter().try_for_each(place)?;
         }
         Ok(())
     }

@@ -117,6 +117,19 @@ fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, most: usize) -> Vec<usize>
     cuts
 }
 
+/// The tensor with the name and shape of an entry.
+///
+/// # Errors
+/// If there is none.
+pub(super) fn find<'a>(tensors: &'a [(String, Tensor)], entry: &Entry) -> Result<&'a Tensor> {
+    let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
+    let found = tensors.iter().find(same).map(|(_, tensor)| tensor);
+    found.ok_or_else(|| {
+        let (name, shape) = (&entry.name, &entry.shape);
+        Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
+    })
+}
+
 /// The values of the parameters that are stored in this type, each where its entry says.
 ///
 /// # Errors
@@ -125,11 +138,7 @@ pub(super) fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(S
     let mut flat = vec![0.0; len];
     let (mut rest, mut at, mut places) = (&mut flat[..], 0, Vec::new());
     for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
-        let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
-        let (_, tensor) = tensors.iter().find(same).ok_or_else(|| {
-            let (name, shape) = (&entry.name, &entry.shape);
-            Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
-        })?;
+        let tensor = find(tensors, entry)?;
         // Entries of one type are in the order of their places.
         let place = std::mem::take(&mut rest).split_at_mut(entry.offset - at).1;
         let (place, others) = place.split_at_mut(tensor.len());

@@ -2,6 +2,7 @@
 
 use super::dry_run::{DryRun, DrySlice};
 use super::segments::Segments;
+use super::source::Unread;
 use crate::cpu::{self, CpuSlice};
 use crate::gpu::{AdapterInfo, Gpu, GpuSlice, Limits};
 use crate::profile::{MemoryKind, MemoryStats, Profiler};
@@ -223,12 +224,14 @@ pub enum Storage {
     DryRun(DrySlice),
     #[doc(hidden)]
     Segments(Segments),
+    #[doc(hidden)]
+    Unread(Unread),
 }
 
 impl Storage {
     pub(crate) fn device(&self) -> Device {
         match self {
-            Storage::Cpu(_) => Device::Cpu,
+            Storage::Cpu(_) | Storage::Unread(_) => Device::Cpu,
             Storage::Gpu(gpu, _) => Device::Gpu(gpu.clone()),
             Storage::DryRun(slice) => Device::DryRun(slice.device().clone()),
             Storage::Segments(segments) => segments.device(),
@@ -241,6 +244,7 @@ impl Storage {
             Storage::Gpu(gpu, slice) => Storage::Gpu(gpu.clone(), slice.slice(offset, size)),
             Storage::DryRun(slice) => Storage::DryRun(slice.clone()),
             Storage::Segments(segments) => segments.slice(offset, size),
+            Storage::Unread(unread) => Storage::Unread(unread.slice(offset, size)),
         }
     }
 
@@ -251,6 +255,7 @@ impl Storage {
             Storage::Gpu(_, slice) => slice.is_unique(),
             Storage::DryRun(slice) => slice.is_unique(),
             Storage::Segments(segments) => segments.is_unique(),
+            Storage::Unread(_) => false,
         }
     }
 

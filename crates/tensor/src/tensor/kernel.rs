@@ -130,7 +130,7 @@ pub(crate) fn run_into(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tens
 }
 
 fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Result<()> {
-    inputs.iter().chain(outputs).try_for_each(|tensor| tensor.expect_one_buffer(kernel.name()))?;
+    inputs.iter().chain(outputs).try_for_each(|tensor| tensor.expect_in_one_buffer(kernel.name()))?;
     let input_specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
     let output_specs: Vec<&Spec> = outputs.iter().map(|t| t.spec()).collect();
     let cost = kernel.cost(&input_specs, &output_specs);
@@ -163,7 +163,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
             let write: Vec<_> = outputs.iter().map(|t| t.storage().gpu()).collect();
             gpu.run(kernel.name(), cost, plan, &read, &write)
         }
-        Storage::Segments(_) => unreachable!("every operand is in one buffer"),
+        Storage::Segments(_) | Storage::Unread(_) => unreachable!("every operand is in one buffer"),
     }
 }
 

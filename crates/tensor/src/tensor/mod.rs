@@ -13,6 +13,7 @@ mod readback;
 mod recompute;
 mod segments;
 mod shape;
+mod source;
 mod transfer;
 mod upcast;
 
@@ -35,6 +36,7 @@ pub use readback::{Bytes, Readback};
 pub(crate) use recompute::recompute;
 pub(crate) use segments::parts_between;
 pub use shape::{DType, Shape, Spec};
+pub use source::Source;
 
 use crate::profile::MemoryKind;
 use crate::{Error, Result};
@@ -261,6 +263,7 @@ impl Tensor {
         match (&self.0.storage, &other.0.storage) {
             (Storage::Cpu(a), Storage::Cpu(b)) => a.overlaps(b),
             (Storage::Gpu(_, a), Storage::Gpu(_, b)) => a.overlaps(b),
+            (Storage::Unread(a), Storage::Unread(b)) => a.overlaps(b),
             (Storage::Segments(a), _) => a.tensors(self.dtype()).any(|part| part.overlaps(other)),
             (_, Storage::Segments(b)) => b.tensors(other.dtype()).any(|part| part.overlaps(self)),
             _ => false,

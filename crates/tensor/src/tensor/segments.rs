@@ -1,6 +1,7 @@
 //! Memory that no one buffer of a device may hold: several buffers, one after the other. Kernels see parts that lie in
 //! one of them.
 
+use super::source::not_in_memory;
 use super::{Device, Edge, Readback, Spec, Storage, Tensor};
 use crate::profile::MemoryKind;
 use crate::{DType, Error, Result};
@@ -135,14 +136,15 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Fails for what lies in several buffers, which no kernel takes.
-    pub(super) fn expect_one_buffer(&self, op: &'static str) -> Result<()> {
+    /// Fails for what lies in several buffers, or in no memory: no kernel takes it.
+    pub(super) fn expect_in_one_buffer(&self, op: &'static str) -> Result<()> {
         match self.storage() {
             Storage::Segments(_) => Err(Error::Shape {
                 op,
                 expected: "a tensor in one buffer".into(),
                 got: format!("{} in several", self.spec()),
             }),
+            Storage::Unread(_) => Err(not_in_memory(op, self.spec())),
             _ => Ok(()),
         }
     }

@@ -1,10 +1,12 @@
 //! Values on their way between the host and devices.
 
 use super::accumulate::{AddInto, Sum};
+use super::source::not_in_memory;
 use super::{DType, Device, Edge, Grads, Op, Readback, Saved, Saves, Spec, Storage, Tensor, record, run_into, upcast};
 use crate::cpu::CpuSlice;
 use crate::profile::MemoryKind;
 use crate::{Error, Result};
+use rayon::prelude::*;
 
 impl Tensor {
     /// Overwrites the elements. For optimizers, checkpoints and batches; the tape does not notice.
@@ -52,6 +54,7 @@ impl Tensor {
             Storage::Gpu(gpu, slice) => gpu.upload(slice, parts),
             Storage::DryRun(_) => Ok(()),
             Storage::Segments(segments) => segments.write_parts(self.dtype(), parts),
+            Storage::Unread(_) => Err(not_in_memory("write_bytes", self.spec())),
         }
     }
 
@@ -90,11 +93,12 @@ impl Tensor {
     /// Sets all elements to zero.
     pub(crate) fn fill_zero(&self) {
         match self.storage() {
-            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| out[0].fill(0))
+            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| fill_zero(out[0]))
                 .expect("no kernel sets tensors to zero while it runs"),
             Storage::Gpu(gpu, slice) => gpu.fill_zero(slice),
             Storage::DryRun(_) => {}
             Storage::Segments(segments) => segments.tensors(self.dtype()).for_each(|tensor| tensor.fill_zero()),
+            Storage::Unread(_) => unreachable!("only new memory is set to zero"),
         }
     }
 
@@ -108,6 +112,7 @@ impl Tensor {
             Storage::Gpu(gpu, slice) => gpu.download(slice),
             Storage::DryRun(_) => Err(no_values()),
             Storage::Segments(segments) => segments.to_bytes(self.dtype()),
+            Storage::Unread(unread) => Ok(unread.to_bytes()),
         }
     }
 
@@ -152,7 +157,7 @@ impl Tensor {
     /// If the driver reported an error.
     pub fn read_later(&self) -> Result<Readback> {
         Ok(match self.storage() {
-            Storage::Cpu(_) => Readback::ready(self.to_bytes()?),
+            Storage::Cpu(_) | Storage::Unread(_) => Readback::ready(self.to_bytes()?),
             Storage::Gpu(gpu, slice) => Readback::pending(gpu.download_later(slice)?),
             Storage::DryRun(_) => return Err(no_values()),
             Storage::Segments(segments) => segments.read_later(self.dtype())?,
@@ -179,11 +184,14 @@ impl Tensor {
         Ok((values, readback))
     }
 
-    /// The same values on another device; the same tensor if it is there already. The gradient goes back the same way.
+    /// The same values in the memory of a device; the same tensor if it is there already. The gradient goes back the same way.
     ///
     /// # Errors
     /// If the other device has no memory left, or a driver reported an error.
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        if let Storage::Unread(_) = self.storage() {
+            return self.read_to(device);
+        }
         if self.device().same(device) {
             return Ok(self.clone());
         }
@@ -206,6 +214,12 @@ impl Op for ToDevice {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         grads.accumulate(0, dy.to_device(&self.from)?)
     }
+}
+
+/// By all threads where there is much: new memory is slow at first.
+fn fill_zero(bytes: &mut [u8]) {
+    const PART: usize = 1 << 24;
+    bytes.par_chunks_mut(PART).for_each(|part| part.fill(0));
 }
 
 fn no_values() -> Error {
