@@ -135,6 +135,7 @@ fn is_meant(target: &str, module: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::hf::Encoded;
     use crate::models::{AdapterWeights, Past, build, load, read_adapters, testing};
     use crate::nn::Dropout;
     use crate::ops::Criterion;
@@ -266,9 +267,11 @@ mod tests {
         for (config, which) in configs().iter().flat_map(|config| [(config, 0), (config, 1)]) {
             let dir = tempfile::tempdir().unwrap();
             let (base, folder) = (dir.path().join("base"), dir.path().join("adapter"));
-            let save = |folder: &std::path::Path, files: [(&str, Vec<u8>); 2]| {
+            let save = |folder: &std::path::Path, Encoded { config, weights }: Encoded| {
                 std::fs::create_dir(folder).unwrap();
-                files.iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
+                std::fs::write(folder.join(config.0), config.1).unwrap();
+                let weights_file = safetensors::serialize(weights.1, Some(Encoded::metadata())).unwrap();
+                std::fs::write(folder.join(weights.0), weights_file).unwrap();
             };
             let mut whole = build(config, 3).unwrap();
             let arena = ParameterArena::new(&mut *whole, &Device::Cpu, DType::F32).unwrap();
@@ -278,9 +281,8 @@ mod tests {
             let mut model = adapted(config, &lora);
             let arena = ParameterArena::new(&mut *model, &Device::Cpu, DType::F32).unwrap();
             let values = Bytes::owned(arena.trained().unwrap().to_bytes().unwrap());
-            let adapters =
-                AdapterWeights::new(lora.clone(), base.display().to_string(), config, &arena, values).encode().unwrap();
-            save(&folder, adapters);
+            let adapters = AdapterWeights::new(lora.clone(), base.display().to_string(), config, &arena, values);
+            save(&folder, adapters.encode().unwrap());
             let mut read = build(config, 3).unwrap();
             lora.adapt(&mut *read, 99).unwrap();
             read_adapters(&folder, &lora, &mut *read).unwrap();

@@ -108,7 +108,7 @@ fn the_manifest_has_size_and_hash_of_every_other_file() {
     for (name, entry) in files {
         let length = std::fs::metadata(sandbox.path(format!("{folder}/{name}"))).unwrap().len();
         assert_eq!(entry["size_bytes"], length, "{name}");
-        assert_eq!(entry["sha256"].as_str().unwrap().len(), 64, "{name}");
+        assert_eq!(entry["blake3"].as_str().unwrap().len(), 64, "{name}");
     }
 }
 
@@ -118,7 +118,7 @@ fn one_flipped_bit_is_found_and_the_file_named() {
     let folder = format!("{TINY_RUN}/checkpoints/step-000006");
     damage(&sandbox, &format!("{folder}/model.safetensors"));
     let generate = sandbox.run(&["generate", "--device", "cpu", "--model", &folder]);
-    generate.fails_with(&["step-000006/model.safetensors: is damaged", "SHA-256"]);
+    generate.fails_with(&["step-000006/model.safetensors: is damaged", "BLAKE3"]);
     // Training's own state takes no part in generating.
     let sandbox = Sandbox::trained();
     damage(&sandbox, &format!("{folder}/optimizer.safetensors"));

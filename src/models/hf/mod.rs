@@ -8,6 +8,7 @@ mod recurrent;
 mod rope;
 pub mod shards;
 mod stored_parameter;
+pub mod tensor_file;
 mod trained_adapter;
 mod weight_files;
 
@@ -78,12 +79,27 @@ pub enum Weights {
     Adapters(AdapterWeights),
 }
 
+/// The two files that [`load`] reads, as they are to be written.
+pub struct Encoded<'a> {
+    /// Name and text of the configuration.
+    pub config: (&'static str, String),
+    /// Name and tensors of the safetensors file.
+    pub weights: (&'static str, Vec<(String, TensorView<'a>)>),
+}
+
+impl Encoded<'_> {
+    /// The metadata that transformers expects in the safetensors file.
+    pub fn metadata() -> HashMap<String, String> {
+        HashMap::from([("format".to_string(), "pt".to_string())])
+    }
+}
+
 impl Weights {
-    /// Encodes the files for [`load`]: names and contents.
+    /// The files for [`load`].
     ///
     /// # Errors
-    /// If serialization fails, which does not happen for a model.
-    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+    /// If the values are not those of the parameters.
+    pub fn encode(&self) -> Result<Encoded<'_>> {
         match self {
             Weights::Model(weights) => weights.encode(),
             Weights::Adapters(weights) => weights.encode(),
@@ -98,12 +114,16 @@ pub struct ModelWeights {
     /// Of the entries that are f32, and if there are any of those that are f16.
     arenas: Vec<Bytes>,
     special_ids: Map<String, Value>,
+    /// As many as the longest vector of zeros takes that Hugging Face's model has besides.
+    zeros: Vec<u8>,
 }
 
 impl ModelWeights {
     /// Weights of a model of this shape, from the contents of the arenas in [`ParameterArena::stored`].
     pub fn new(config: ModelConfig, parameters: &ParameterArena, arenas: Vec<Bytes>) -> ModelWeights {
-        ModelWeights { config, entries: parameters.entries.clone(), arenas, special_ids: Map::new() }
+        let entries = parameters.entries.clone();
+        let longest = entries.iter().map(|entry| entry.shape.last_dim()).max().unwrap_or(0);
+        ModelWeights { config, entries, arenas, special_ids: Map::new(), zeros: vec![0; 4 * longest] }
     }
 
     /// Adds special-token ids to `config.json`, such as `eos_token_id`.
@@ -111,11 +131,11 @@ impl ModelWeights {
         ModelWeights { special_ids, ..self }
     }
 
-    /// Encodes the files for [`load`]: names and contents.
+    /// The files for [`load`].
     ///
     /// # Errors
     /// If the arenas are not those of the parameters.
-    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+    pub fn encode(&self) -> Result<Encoded<'_>> {
         let arena_of = |dtype: &DType| self.arenas.get(usize::from(*dtype == DType::F16));
         let is_whole = |entry: &Entry| {
             arena_of(&entry.dtype).is_some_and(|arena| entry.range().end * entry.dtype.size_bytes() <= arena.len())
@@ -132,8 +152,6 @@ impl ModelWeights {
             let view = TensorView::new(dtype, shape, bytes).expect("a tensor's bytes fit its shape");
             views.push((name.to_string(), view));
         };
-        let longest = self.entries.iter().map(|entry| entry.shape.last_dim()).max().unwrap_or(0);
-        let zeros = vec![0; 4 * longest];
         for Entry { name, shape, dtype, offset, .. } in &self.entries {
             let (file_dtype, arena) = match dtype {
                 DType::F16 => (Dtype::F16, &self.arenas[1]),
@@ -147,14 +165,11 @@ impl ModelWeights {
             if let Some((name, len)) = hf.zeros_beside(config, name, shape) {
                 let shape = Shape::from([len]);
                 let (name, _) = hf.tensors(config, &name, &shape).remove(0);
-                add(&name, Dtype::F32, vec![len], &zeros[..4 * len]);
+                add(&name, Dtype::F32, vec![len], &self.zeros[..4 * len]);
             }
         }
-        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        let weights = safetensors::serialize(views, Some(metadata))
-            .map_err(|e| Error::Invalid(format!("cannot serialize {WEIGHTS}: {e}")))?;
         let config = text_of(&config_keys(config, &self.special_ids));
-        Ok([(CONFIG, config.into_bytes()), (WEIGHTS, weights)])
+        Ok(Encoded { config: (CONFIG, config), weights: (WEIGHTS, views) })
     }
 }
 

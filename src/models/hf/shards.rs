@@ -2,14 +2,13 @@
 //! size.
 
 use super::weight_files::{INDEX, WEIGHTS};
-use super::{CONFIG, Mapping, config_keys, text_of};
+use super::{CONFIG, Encoded, Mapping, config_keys, tensor_file, text_of};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::{Error, Result, Shape, Tensor};
 use half::{bf16, f16};
-use safetensors::tensor::{Dtype, SafeTensorError, View};
+use safetensors::tensor::{Dtype, View};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -198,13 +197,10 @@ pub fn write(
 }
 
 fn write_shard(shard: &[Stored], path: &Path) -> Result<()> {
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let views = shard.iter().map(|tensor| (&tensor.name[..], tensor));
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
-        SafeTensorError::IoError(error) => Error::io("write", path, error),
-        other => Error::Checkpoint { path: path.to_path_buf(), message: format!("cannot be serialized: {other}") },
-    })?;
-    File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::io("flush", path, e))
+    let file = File::create(path).map_err(|e| Error::io("create", path, e))?;
+    let tensors = shard.iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    tensor_file::write(&file, tensors, Some(Encoded::metadata()), |_| {}).map_err(|e| Error::io("write", path, e))?;
+    file.sync_all().map_err(|e| Error::io("flush", path, e))
 }
 
 #[cfg(test)]

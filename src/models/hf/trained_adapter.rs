@@ -3,7 +3,7 @@
 
 use super::adapter::{CONFIG, PREFIX, WEIGHTS};
 use super::weight_files::WeightFiles;
-use super::{StoredTensor, stored_parameter};
+use super::{Encoded, StoredTensor, stored_parameter};
 use crate::models::lora::{Adapted, Lora, endings};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::LinearLayout;
@@ -12,7 +12,6 @@ use crate::tensor::Bytes;
 use crate::{Error, Result};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
-use std::collections::HashMap;
 use std::path::Path;
 
 /// A and B of a weight: their positions in the arena, and their matrices.
@@ -49,42 +48,36 @@ impl AdapterWeights {
         AdapterWeights { fan_in_fan_out: entries.iter().any(is_transposed), lora, base, weights, values }
     }
 
-    /// Encodes PEFT's files: names and contents.
+    /// PEFT's files.
     ///
     /// # Errors
     /// If the values do not match the adapters.
-    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
-        let values: &[f32] = &bytemuck::pod_collect_to_vec::<u8, f32>(&self.values);
+    pub fn encode(&self) -> Result<Encoded<'_>> {
+        const SIZE: usize = size_of::<f32>();
         let rank = self.lora.rank;
         let fits = |OfWeight { a, b, matrices }: &OfWeight| {
             let rows = matrices.len().saturating_mul(rank);
             let outputs = matrices.iter().map(|matrix| matrix.outputs.len()).sum::<usize>();
-            let is_there = a.range().end.max(b.range().end) <= values.len();
+            let is_there = SIZE * a.range().end.max(b.range().end) <= self.values.len();
             is_there && a.shape.first() == Some(&rows) && b.shape[..] == [outputs, rank]
         };
         if let Some(OfWeight { a, .. }) = self.weights.iter().find(|weight| !fits(weight)) {
             return Err(Error::Invalid(format!("the values are not those of the adapter {}", a.name)));
         }
-        let mut tensors: Vec<(String, [usize; 2], Vec<f32>)> = Vec::new();
+        let mut tensors: Vec<(String, TensorView)> = Vec::new();
         for OfWeight { a, b, matrices } in &self.weights {
             let inputs = a.shape.last_dim();
-            let (a, mut b) = (&values[a.range()], &values[b.range()]);
-            for (i, Adapted { module, outputs }) in matrices.iter().enumerate() {
-                let own_a = a[i * rank * inputs..(i + 1) * rank * inputs].to_vec();
-                let own_b;
-                (own_b, b) = b.split_at(outputs.len() * rank);
-                tensors.push((name(module, "A"), [rank, inputs], own_a));
-                tensors.push((name(module, "B"), [outputs.len(), rank], own_b.to_vec()));
+            let [mut a, mut b] = [a, b].map(|entry| &self.values[SIZE * entry.offset..]);
+            for Adapted { module, outputs } in matrices {
+                for (letter, shape, rest) in [("A", [rank, inputs], &mut a), ("B", [outputs.len(), rank], &mut b)] {
+                    let (own, others) = rest.split_at(SIZE * shape[0] * shape[1]);
+                    *rest = others;
+                    let view = TensorView::new(Dtype::F32, shape.to_vec(), own);
+                    tensors.push((name(module, letter), view.expect("a tensor's values fit its shape")));
+                }
             }
         }
-        let views = tensors.iter().map(|(name, shape, values)| {
-            let view = TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values));
-            (name.clone(), view.expect("a tensor's values fit its shape"))
-        });
-        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        let weights = safetensors::serialize(views, Some(metadata))
-            .map_err(|e| Error::Invalid(format!("cannot serialize {WEIGHTS}: {e}")))?;
-        Ok([(CONFIG, self.config().into_bytes()), (WEIGHTS, weights)])
+        Ok(Encoded { config: (CONFIG, self.config()), weights: (WEIGHTS, tensors) })
     }
 
     /// `adapter_config.json`.

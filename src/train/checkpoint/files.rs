@@ -1,6 +1,9 @@
 //! Atomic file writes, safe against power failure: written under a temporary name, flushed to the disk, then renamed.
 
+use crate::models::hf::tensor_file;
 use crate::{Error, Result};
+use safetensors::tensor::TensorView;
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -23,6 +26,22 @@ impl Files {
     pub fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut file = self.attempt("create", path, || File::create(path))?;
         self.attempt("write", path, || file.write_all(bytes))?;
+        self.attempt("flush", path, || file.sync_all())
+    }
+
+    /// Writes a new safetensors file of these tensors and flushes it to the disk. `each` gets its bytes in their order.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write_tensors(
+        &self,
+        path: &Path,
+        tensors: Vec<(String, TensorView)>,
+        metadata: Option<HashMap<String, String>>,
+        each: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        let file = self.attempt("create", path, || File::create(path))?;
+        self.attempt("write", path, || tensor_file::write(&file, tensors, metadata, each))?;
         self.attempt("flush", path, || file.sync_all())
     }
 

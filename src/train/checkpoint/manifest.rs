@@ -1,11 +1,12 @@
-//! `manifest.json` of a checkpoint: the size and SHA-256 of every other file in it.
+//! `manifest.json` of a checkpoint: the size and BLAKE3 hash of every other file in it; up to 0.1.0 the SHA-256. BLAKE3
+//! hashes the parts of a file in parallel.
 
 use super::files::Files;
 use super::layout::MANIFEST;
 use crate::cache::hex;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path};
@@ -18,14 +19,43 @@ pub(super) struct Manifest {
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
     size_bytes: u64,
-    sha256: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blake3: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+}
+
+/// Size and hash of a file.
+#[derive(Default)]
+pub(super) struct Digest {
+    size_bytes: u64,
+    hasher: blake3::Hasher,
+}
+
+impl Digest {
+    pub fn of(bytes: &[u8]) -> Digest {
+        let mut digest = Digest::default();
+        digest.update(bytes);
+        digest
+    }
+
+    /// Appends bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.size_bytes += bytes.len() as u64;
+        // Other threads take longer to wake than to hash a little.
+        if bytes.len() < 1 << 20 {
+            self.hasher.update(bytes)
+        } else {
+            self.hasher.update_rayon(bytes)
+        };
+    }
 }
 
 impl Manifest {
     /// Adds a file of the checkpoint.
-    pub(super) fn add(&mut self, name: &str, bytes: &[u8]) {
-        let entry = Entry { size_bytes: bytes.len() as u64, sha256: sha256(&[bytes]) };
-        self.files.insert(name.to_string(), entry);
+    pub(super) fn add(&mut self, name: &str, Digest { size_bytes, hasher }: Digest) {
+        let blake3 = Some(hasher.finalize().to_hex().to_string());
+        self.files.insert(name.to_string(), Entry { size_bytes, blake3, sha256: None });
     }
 
     pub(super) fn write(&self, files: &Files, folder: &Path) -> Result<()> {
@@ -66,9 +96,21 @@ impl Manifest {
         if data.len() != entry.size_bytes || !data.is_file() {
             return Err(damaged(&path, &format!("it has {} of {} bytes", data.len(), entry.size_bytes)));
         }
-        let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-        if sha256(&[&bytes]) != entry.sha256 {
-            return Err(damaged(&path, "its SHA-256 is not the one in manifest.json"));
+        let unreadable = |e| Error::io("read", &path, e);
+        let (kind, expected, there) = match (&entry.blake3, &entry.sha256) {
+            (Some(blake3), _) => {
+                let mut hasher = blake3::Hasher::new();
+                let hash = hasher.update_mmap_rayon(&path).map_err(unreadable)?.finalize();
+                ("BLAKE3 hash", blake3, hash.to_hex().to_string())
+            }
+            (None, Some(sha256)) => {
+                let bytes = fs::read(&path).map_err(unreadable)?;
+                ("SHA-256", sha256, hex(&Sha256::digest(&bytes)))
+            }
+            (None, None) => return Err(damaged(&folder.join(MANIFEST), &format!("it has no hash of {name}"))),
+        };
+        if *expected != there {
+            return Err(damaged(&path, &format!("its {kind} is not the one in manifest.json")));
         }
         Ok(())
     }
@@ -92,13 +134,6 @@ fn damaged(path: &Path, how: &str) -> Error {
     Error::Checkpoint { path: path.to_path_buf(), message: format!("is damaged: {how}") }
 }
 
-/// Of these parts in a row, as 64 hexadecimal digits.
-pub(super) fn sha256(parts: &[&[u8]]) -> String {
-    let mut hash = Sha256::new();
-    parts.iter().for_each(|part| hash.update(part));
-    hex(&hash.finalize())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,7 +143,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut manifest = Manifest::default();
         for (name, bytes) in [("a", "first"), ("b", "second")] {
-            manifest.add(name, bytes.as_bytes());
+            manifest.add(name, Digest::of(bytes.as_bytes()));
             Files::default().write(&dir.path().join(name), bytes.as_bytes()).unwrap();
         }
         manifest.write(&Files::default(), dir.path()).unwrap();
@@ -121,10 +156,29 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_sha256() {
+    fn the_hash_is_blake3_of_all_parts() {
+        // The first of the official test vectors, of no bytes; and bytes of several chunks in parts.
+        let hash = |digest: Digest| digest.hasher.finalize().to_hex().to_string();
+        assert_eq!(hash(Digest::of(b"")), "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262");
+        let bytes: Vec<u8> = (0..3_000_000).map(|i| (i % 251) as u8).collect();
+        let mut parts = Digest::default();
+        bytes.chunks(1_234_567).for_each(|part| parts.update(part));
+        assert_eq!((parts.size_bytes, hash(parts)), (3_000_000, blake3::hash(&bytes).to_hex().to_string()));
+    }
+
+    #[test]
+    fn the_sha256_of_an_earlier_manifest_is_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), "abc").unwrap();
         // FIPS 180-2, appendix B.1.
-        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(sha256(&[b"a", b"bc"]), expected);
+        let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let manifest = format!(r#"{{"files": {{"a": {{"size_bytes": 3, "sha256": "{sha256}"}}}}}}"#);
+        fs::write(dir.path().join(MANIFEST), manifest).unwrap();
+        assert_eq!(check(dir.path()), "good");
+        fs::write(dir.path().join("a"), "abd").unwrap();
+        assert!(check(dir.path()).contains("a: is damaged: its SHA-256"), "{}", check(dir.path()));
+        fs::write(dir.path().join(MANIFEST), r#"{"files": {"a": {"size_bytes": 3}}}"#).unwrap();
+        assert!(check(dir.path()).contains("no hash of a"), "{}", check(dir.path()));
     }
 
     #[test]
@@ -133,7 +187,7 @@ mod tests {
         assert_eq!(check(dir.path()), "good");
         fs::write(dir.path().join("b"), "sekond").unwrap();
         let error = check(dir.path());
-        assert!(error.contains("b: is damaged") && error.contains("SHA-256"), "{error}");
+        assert!(error.contains("b: is damaged") && error.contains("BLAKE3"), "{error}");
         fs::write(dir.path().join("b"), "sec").unwrap();
         let error = check(dir.path());
         assert!(error.contains("b: is damaged") && error.contains("3 of 6 bytes"), "{error}");
@@ -146,7 +200,7 @@ mod tests {
         let dir = folder();
         for name in ["../a", "/etc/hostname", "", ".", "..", "a/", "x/../a"] {
             let mut manifest = Manifest::default();
-            manifest.add(name, b"first");
+            manifest.add(name, Digest::of(b"first"));
             manifest.write(&Files::default(), dir.path()).unwrap();
             let error = Manifest::read(dir.path()).unwrap_err().to_string();
             assert!(error.contains("manifest.json") && error.contains("not a file name"), "{name}: {error}");

@@ -11,7 +11,7 @@
 //!   optimizer.safetensors trainer_state.json       what training needs to resume; of a recurrent model also
 //!                                                  recurrent_state.safetensors
 //!   config.toml                                    the run's configuration at that step
-//!   manifest.json                                  size and SHA-256 of each of these
+//!   manifest.json                                  size and BLAKE3 hash of each of these
 //! ```
 
 #[cfg(test)]

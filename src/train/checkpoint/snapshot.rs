@@ -2,13 +2,15 @@
 
 use super::files::Files;
 use super::layout::{CARRIED, CONFIG, OPTIMIZER, STATE, checkpoints_folder};
-use super::manifest::Manifest;
+use super::manifest::{Digest, Manifest};
 use super::state::TrainerState;
 use crate::Result;
 use crate::models::Weights;
+use crate::models::hf::Encoded;
 use crate::optim::Moments;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 /// The contents of a checkpoint on the host, written on another thread while training continues.
 pub struct Snapshot {
@@ -43,17 +45,29 @@ impl Snapshot {
     fn write_files(self, files: &Files, folder: &Path) -> Result<()> {
         files.create_folder(folder)?;
         let mut manifest = Manifest::default();
+        let Encoded { config, weights } = self.weights.encode()?;
+        let moments = self.moments.views()?;
+        let tensors = |name: &str, tensors, metadata| {
+            let mut digest = Digest::default();
+            files.write_tensors(&folder.join(name), tensors, metadata, |bytes| digest.update(bytes)).map(|()| digest)
+        };
+        // The two that are large at a time.
+        let (weights_name, weights) = weights;
+        let (of_weights, of_moments) = thread::scope(|scope| {
+            let weights = scope.spawn(|| tensors(weights_name, weights, Some(Encoded::metadata())));
+            let of_moments = tensors(OPTIMIZER, moments, None);
+            (weights.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), of_moments)
+        });
+        manifest.add(weights_name, of_weights?);
+        manifest.add(OPTIMIZER, of_moments?);
         let mut add = |name: &str, bytes: &[u8]| {
-            manifest.add(name, bytes);
+            manifest.add(name, Digest::of(bytes));
             files.write(&folder.join(name), bytes)
         };
-        for (name, bytes) in self.weights.encode()? {
-            add(name, &bytes)?;
-        }
+        add(config.0, config.1.as_bytes())?;
         for (name, text) in &self.pretrained {
             add(name, text.as_bytes())?;
         }
-        add(OPTIMIZER, &self.moments.encode()?)?;
         self.carried.iter().try_for_each(|bytes| add(CARRIED, bytes))?;
         let state = serde_json::to_string_pretty(&self.state).expect("plain values serialize");
         add(STATE, state.as_bytes())?;

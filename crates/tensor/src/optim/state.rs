@@ -273,7 +273,16 @@ impl Moments {
     ///
     /// # Errors
     /// If the tensors make no file, which no optimizer's do.
-    pub fn encode(self) -> Result<Vec<u8>> {
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let file = safetensors::serialize(self.views()?, None);
+        file.map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
+    }
+
+    /// The tensors of that file.
+    ///
+    /// # Errors
+    /// If a moment is shorter than the parameters that it is of.
+    pub fn views(&self) -> Result<Vec<(String, TensorView<'_>)>> {
         let mut views = Vec::new();
         for (moment, bytes) in &self.tensors {
             if moment.is_loss_scale() {
@@ -287,7 +296,7 @@ impl Moments {
                 views.push((format!("{}.{}", moment.full_name(), entry.name), view));
             }
         }
-        safetensors::serialize(views, None).map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
+        Ok(views)
     }
 }
 
