@@ -230,7 +230,8 @@ fn say_where(summary: &Summary, quiet: bool) -> std::io::Result<()> {
     }
     let folder = quoted(&summary.folder);
     let next = match summary.interrupted {
-        true => format!("train --resume {folder}"),
+        true if summary.can_resume => format!("train --resume {folder}"),
+        true => format!("train --init {folder}"),
         false if summary.is_chat => format!("chat --model {folder}"),
         false => format!("generate --model {folder} --prompt \"...\""),
     };

@@ -124,6 +124,7 @@ keys! {
     "checkpoint.every": Count, ANY, "Steps between checkpoints; 0: at the end only.";
     "checkpoint.keep_last": Count, at_least(1.0), "Number of newest checkpoints to keep.";
     "checkpoint.keep_best": Flag, ANY, "Also keep the checkpoint with the lowest validation loss.";
+    "checkpoint.optimizer": Flag, ANY, "Save the optimizer's state, twice as large as the model with AdamW. Without it the run cannot be resumed or rolled back.";
     "guard.non_finite": Choice(NonFinite::CHOICES), ANY, "Reaction to a non-finite gradient, see below.";
     "guard.max_skips": Count, ANY, "Maximum skipped updates between two good logged steps.";
     "guard.spike_z": Real, at_least(0.0), "Spike threshold of a logged loss in standard deviations; 0: off.";

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::choice::{MatmulF32, OptimizerKind, Schedule};
+use super::choice::{MatmulF32, NonFinite, OptimizerKind, Schedule};
 use super::device_batch::DeviceBatch;
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
@@ -354,6 +354,9 @@ impl Resolved {
         }
         if optimizer.kind == OptimizerKind::Lion && derive("optimizer.beta2", "the default for lion") {
             optimizer.beta2 = 0.99;
+        }
+        if !self.config.checkpoint.optimizer && derive("guard.non_finite", "no checkpoint can be rolled back to") {
+            self.config.guard.non_finite = NonFinite::Stop;
         }
         if let Some(max_steps) = train.max_steps {
             self.derive_from_length(max_steps);

@@ -327,11 +327,13 @@ pub struct CheckpointConfig {
     pub keep_last: usize,
     /// Whether to also keep the checkpoint with the lowest validation loss. Default true.
     pub keep_best: bool,
+    /// Whether checkpoints hold the state of the optimizer, which resuming takes. Default true.
+    pub optimizer: bool,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        CheckpointConfig { every: 0, keep_last: 2, keep_best: true }
+        CheckpointConfig { every: 0, keep_last: 2, keep_best: true, optimizer: true }
     }
 }
 

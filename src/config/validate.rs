@@ -4,7 +4,7 @@
 
 use toml::Table;
 
-use super::choice::{OptimizerKind, Schedule};
+use super::choice::{NonFinite, OptimizerKind, Schedule};
 use super::keys::KEYS;
 use super::layers::Resolved;
 use super::origin::Origin;
@@ -30,6 +30,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     groups(&c)?;
     lora(&c)?;
     ranks(&c)?;
+    roll_back(&c)?;
     learning_rate(&c)
 }
 
@@ -263,6 +264,24 @@ fn lora(c: &Checker) -> Result<()> {
         return Err(c.fail(&["optimizer.kind", "lora.rank"], message));
     }
     Ok(())
+}
+
+/// A rollback takes the optimizer's state.
+fn roll_back(c: &Checker) -> Result<()> {
+    let Config { checkpoint, guard, .. } = c.config();
+    let wanted = match guard {
+        _ if checkpoint.optimizer => None,
+        guard if guard.non_finite == NonFinite::Rollback => Some(("guard.non_finite", "\"rollback\"".to_string())),
+        guard if guard.spike_z > 0.0 => Some(("guard.spike_z", guard.spike_z.to_string())),
+        _ => None,
+    };
+    let Some((key, value)) = wanted else { return Ok(()) };
+    let message = format!(
+        "{}, and {}: a run is rolled back by its optimizer's state, which no checkpoint has then",
+        c.tell(key, value),
+        c.tell("checkpoint.optimizer", false)
+    );
+    Err(c.fail(&[key, "checkpoint.optimizer"], message))
 }
 
 /// Checks the learning-rate schedule.

@@ -88,6 +88,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("checkpoint.every", "2"),
     ("checkpoint.keep_last", "1"),
     ("checkpoint.keep_best", "false"),
+    ("checkpoint.optimizer", "true"),
     ("guard.non_finite", "skip"),
     ("guard.max_skips", "4"),
     ("guard.spike_z", "6.0"),

@@ -414,3 +414,27 @@ fn the_commands_at_the_end_of_a_run_can_be_pasted() {
     let refused = sandbox.run(&["train", "--resume", "my runs/it's", "--corpus", "tiny.toml"]);
     refused.fails_with(&["rustyflow train --init \"my runs/it's\" --corpus tiny.toml"]);
 }
+
+#[test]
+fn a_run_without_the_state_of_its_optimizer_is_smaller_and_goes_on_as_a_new_one_alone() {
+    let sandbox = Sandbox::new();
+    let without = ["checkpoint.optimizer=false"];
+    sandbox.train(&flags(SETTINGS, &without)).succeeds();
+    let folder = format!("{TINY_RUN}/checkpoints/step-000006");
+    let names = sandbox.names_in(&folder);
+    assert!(
+        names.contains(&"model.safetensors".into()) && !names.contains(&"optimizer.safetensors".into()),
+        "{names:?}"
+    );
+    kill_after(&sandbox, TINY_RUN, 6);
+    let folder = std::path::Path::new(&folder).display().to_string();
+    let advice = format!("--init {folder}");
+    resume(&sandbox, &[]).fails_with(&["step-000006", "checkpoint.optimizer was false", &advice]);
+    sandbox.run(&["generate", "--model", &folder, "--prompt", "the", "--max-tokens", "2"]).succeeds();
+    sandbox.run(&[&["train", "--init", &folder, "--max-steps", "1", "corpus.txt"], &CPU[..]].concat()).succeeds();
+    for wants_rollback in ["guard.non_finite=rollback", "guard.spike_z=5"] {
+        let key = wants_rollback.split('=').next().unwrap();
+        let run = sandbox.train(&flags(SETTINGS, &["checkpoint.optimizer=false", wants_rollback]));
+        run.fails_with(&[key, "checkpoint.optimizer is false", "rolled back"]);
+    }
+}

@@ -28,7 +28,7 @@ fn snapshot(step: usize) -> Snapshot {
             &parameters,
             vec![Bytes::owned(parameters.values().to_bytes().unwrap())],
         )),
-        moments: Moments::new(&parameters, moments.collect()),
+        moments: Some(Moments::new(&parameters, moments.collect())),
         pretrained: vec![(TOKENIZER, "{}".into())],
         state: TrainerState { step, ..TrainerState::new(Device::Cpu.name(), data, 10) },
         config: String::new(),

@@ -1,8 +1,11 @@
 //! Finds the checkpoint of a path, and the one from which a run resumes.
 
-use super::layout::{ADAPTER_CONFIG, ADAPTERS, CONFIG, MANIFEST, MODEL, STATE, TOKENIZER, checkpoints, resolve_ref};
+use super::layout::{
+    ADAPTER_CONFIG, ADAPTERS, CONFIG, MANIFEST, MODEL, OPTIMIZER, STATE, TOKENIZER, checkpoints, resolve_ref,
+};
 use super::manifest::Manifest;
 use super::state::TrainerState;
+use crate::shell_words::quoted;
 use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -122,6 +125,13 @@ fn read_state(folder: &Path) -> Result<TrainerState> {
         return Err(wrong("cannot be resumed: it has no manifest.json, as those of older versions".into()));
     };
     manifest.check_all(folder)?;
+    if !manifest.lists(OPTIMIZER) {
+        return Err(wrong(format!(
+            "cannot be resumed: checkpoint.optimizer was false, so it has no {OPTIMIZER}; train its model further in a \
+             new run by --init {}",
+            quoted(folder)
+        )));
+    }
     let path = folder.join(STATE);
     let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
     serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{STATE} is of another version of rustyflow: {e}")))

@@ -83,6 +83,10 @@ impl Manifest {
         }
     }
 
+    pub(super) fn lists(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
     /// Checks that a file is the one that was written.
     ///
     /// # Errors

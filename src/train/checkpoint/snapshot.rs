@@ -15,7 +15,8 @@ use std::thread;
 /// The contents of a checkpoint on the host, written on another thread while training continues.
 pub struct Snapshot {
     pub weights: Weights,
-    pub moments: Moments,
+    /// Of the optimizer; `None` if the checkpoint is not to resume from.
+    pub moments: Option<Moments>,
     /// The contents of `recurrent_state.safetensors`, for recurrent models.
     pub carried: Option<Vec<u8>>,
     /// The names and texts of the tokenizer's files, and of others that transformers reads.
@@ -46,7 +47,7 @@ impl Snapshot {
         files.create_folder(folder)?;
         let mut manifest = Manifest::default();
         let Encoded { config, weights } = self.weights.encode()?;
-        let moments = self.moments.views()?;
+        let moments = self.moments.as_ref().map(Moments::views).transpose()?;
         let tensors = |name: &str, tensors, metadata| {
             let mut digest = Digest::default();
             files.write_tensors(&folder.join(name), tensors, metadata, |bytes| digest.update(bytes)).map(|()| digest)
@@ -55,11 +56,13 @@ impl Snapshot {
         let (weights_name, weights) = weights;
         let (of_weights, of_moments) = thread::scope(|scope| {
             let weights = scope.spawn(|| tensors(weights_name, weights, Some(Encoded::metadata())));
-            let of_moments = tensors(OPTIMIZER, moments, None);
+            let of_moments = moments.map(|moments| tensors(OPTIMIZER, moments, None));
             (weights.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), of_moments)
         });
         manifest.add(weights_name, of_weights?);
-        manifest.add(OPTIMIZER, of_moments?);
+        if let Some(of_moments) = of_moments {
+            manifest.add(OPTIMIZER, of_moments?);
+        }
         let mut add = |name: &str, bytes: &[u8]| {
             manifest.add(name, Digest::of(bytes));
             files.write(&folder.join(name), bytes)

@@ -149,6 +149,8 @@ pub struct Summary {
     pub tokens_per_s: Option<f64>,
     /// Training seconds of all processes of a resumed run.
     pub seconds_in_all: Option<f64>,
+    /// Whether its last checkpoint holds all that resuming takes.
+    pub can_resume: bool,
     /// Whether the model has a chat template, so that its sample is an answer.
     pub is_chat: bool,
     /// Peak memory of tensors on the device, bytes.

@@ -91,6 +91,7 @@ impl Trainer<'_> {
             total_steps: self.state.total_steps,
             epochs,
             interrupted,
+            can_resume: self.config.checkpoint.optimizer,
             train_loss: self.state.train_loss,
             validation,
             best_loss: self.state.best.map(|best| best.loss),

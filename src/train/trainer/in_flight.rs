@@ -34,7 +34,7 @@ impl InFlight {
         match self {
             InFlight::Step(step) => step.numbers.has_arrived(),
             InFlight::Snapshot(snapshot) => {
-                let moments = snapshot.moments.iter_mut().map(|(_, arena)| arena);
+                let moments = snapshot.moments.iter_mut().flatten().map(|(_, arena)| arena);
                 let states = snapshot.carried.iter_mut().map(|(_, state)| state);
                 let mut arenas = snapshot.values.iter_mut().chain(moments).chain(states).chain(&mut snapshot.averages);
                 arenas.try_fold(true, |all, arena| Ok(all & arena.has_arrived()?))
@@ -108,7 +108,8 @@ pub(in crate::train) struct PendingSnapshot {
     /// Without the values that follow from the numbers of steps in flight.
     state: TrainerState,
     values: Vec<Readback>,
-    moments: Vec<(Moment, Readback)>,
+    /// `None` if they are not to be saved.
+    moments: Option<Vec<(Moment, Readback)>>,
     /// Of other ranks, and of their outer step.
     further: Further,
     /// The averages of the weights, if the run keeps any: they are the model's weights then.
@@ -126,13 +127,18 @@ impl PendingSnapshot {
     /// If the driver reported an error.
     pub(in crate::train) fn new(
         state: TrainerState,
-        Replica { parameters, optimizer, carried, .. }: &Replica,
+        Replica { config, parameters, optimizer, carried, .. }: &Replica,
         further: Further,
         contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let moments = optimizer.moments().into_iter().map(|(moment, tensor)| Ok((moment, read_back(tensor)?)));
-        let moments = moments.collect::<Result<_>>()?;
+        let moments = match config.checkpoint.optimizer {
+            true => {
+                let all = optimizer.moments().into_iter();
+                Some(all.map(|(moment, tensor)| Ok((moment, read_back(tensor)?))).collect::<Result<_>>()?)
+            }
+            false => None,
+        };
         let values = match contents {
             Contents::Model => parameters.stored().map(read_back).collect::<Result<_>>()?,
             Contents::Adapters => vec![read_back(&parameters.trained()?)?],
@@ -157,11 +163,16 @@ impl PendingSnapshot {
         let mut values = self.values.into_iter().map(Readback::wait).collect::<Result<Vec<_>>>()?;
         let own = values.remove(0);
         values.insert(0, parameters.joined_values(own, &self.further.values)?);
-        let moments = self.moments.into_iter().map(|(moment, bytes)| Ok((moment, bytes.wait()?)));
-        let mut moments = moments.collect::<Result<Vec<_>>>()?;
+        let wait = |moments: Vec<(Moment, Readback)>| {
+            moments.into_iter().map(|(moment, bytes)| Ok((moment, bytes.wait()?))).collect::<Result<Vec<_>>>()
+        };
+        let mut moments = self.moments.map(wait).transpose()?;
         if let Some(averages) = self.averages {
             let averages = with_frozen(averages.wait()?, &values[0]);
-            moments.push((Moment::trained(parameters), std::mem::replace(&mut values[0], averages)));
+            let trained = std::mem::replace(&mut values[0], averages);
+            if let Some(moments) = &mut moments {
+                moments.push((Moment::trained(parameters), trained));
+            }
         }
         let carried = self.carried.into_iter().map(|(shape, state)| Ok((shape, state.wait()?)));
         let carried = carried.collect::<Result<Vec<_>>>()?;
@@ -169,10 +180,10 @@ impl PendingSnapshot {
         Ok(Snapshot {
             carried: (!carried.is_empty()).then(|| carried::encode(&carried).and_then(of_all)).transpose()?,
             weights: weights(values),
-            moments: match self.further.moments {
+            moments: moments.map(|moments| match self.further.moments {
                 further if further.is_empty() => Moments::new(parameters, moments),
                 further => Moments::new(parameters, moments.into_iter().chain(further).collect()).joined(),
-            },
+            }),
             pretrained,
             state: self.state,
             config: config_text,
