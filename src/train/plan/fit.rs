@@ -61,7 +61,7 @@ pub(super) struct Need {
 
 impl Need {
     pub fn new(sizes: &Plan, footprint: &Footprint, device: &Device) -> Need {
-        let (stats, checkpoint) = (&footprint.memory, sizes.checkpoint_bytes(device.is_gpu()));
+        let (stats, checkpoint) = (&footprint.memory, sizes.checkpoint_bytes());
         let (peak, reserved) = (stats.peak_bytes as u64, stats.reserved_bytes as u64);
         match device.is_gpu() {
             true => Need { device: peak, host_least: checkpoint, host: checkpoint },

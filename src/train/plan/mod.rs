@@ -36,6 +36,8 @@ pub struct Plan {
     pub gradient_bytes: u64,
     /// Bytes of the optimizer's moments.
     pub moment_bytes: u64,
+    /// Bytes of those in a checkpoint.
+    pub saved_moment_bytes: u64,
     /// Bytes of updated parameters that ranks exchange with sharding, as f16 copies where they are sharded.
     pub updated_bytes: u64,
     /// The largest tensors of the model and of a pass.
@@ -73,6 +75,7 @@ impl Plan {
             half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
             gradient_bytes: of_trained(|trained| trained.parameters),
             moment_bytes: of_trained(|trained| trained.moments),
+            saved_moment_bytes: of_trained(|trained| trained.saved_moments),
             updated_bytes: of_trained(|trained| trained.parameters - trained.divided)
                 + trained.map_or(0, |trained| bytes(DType::F16, trained.divided)),
             saved_bytes: match trained {
@@ -113,21 +116,12 @@ impl Plan {
     /// Bytes of the machine's memory while a checkpoint is written, which every run does.
     fn host_bytes(&self, on_gpu: bool) -> u64 {
         let resident = if on_gpu { 0 } else { self.parameter_bytes + self.gradient_bytes + self.moment_bytes };
-        resident + self.checkpoint_bytes(on_gpu)
+        resident + self.checkpoint_bytes()
     }
 
-    /// Bytes of the machine's memory that writing a checkpoint takes.
-    fn checkpoint_bytes(&self, on_gpu: bool) -> u64 {
-        // What is saved, off the device, and the longer of the two files that are encoded from it one after the other.
-        let (values, moments) = (self.saved_bytes, self.moment_bytes);
-        let staged = values + moments;
-        if on_gpu {
-            // The buffers are kept for the next snapshot.
-            staged + values.max(moments)
-        } else {
-            // The copy of the values is dropped before the second file is encoded.
-            (staged + values).max(moments + moments)
-        }
+    /// Bytes of the machine's memory that writing a checkpoint takes: what is saved, off the device.
+    fn checkpoint_bytes(&self) -> u64 {
+        self.saved_bytes + self.saved_moment_bytes
     }
 }
 
@@ -175,7 +169,8 @@ mod tests {
     /// All of a model, of each parameter of which so many numbers are remembered.
     fn trained(model: &ModelConfig, moments: usize) -> Trained {
         let parameters = model.parameter_count();
-        Trained { parameters, moments: moments * parameters, divided: 0, elsewhere: 0, frozen: None }
+        let moments = moments * parameters;
+        Trained { parameters, moments, saved_moments: moments, divided: 0, elsewhere: 0, frozen: None }
     }
 
     #[test]
@@ -183,7 +178,8 @@ mod tests {
         let model = model(65, 64);
         let (n, linear) = (model.parameter_count() as u64, model.block_matrices() as u64);
         let plan = |operands, frozen| {
-            let trained = Trained { parameters: 100, moments: 200, divided: 0, elsewhere: 0, frozen: Some(frozen) };
+            let (saved_moments, frozen) = (200, Some(frozen));
+            let trained = Trained { parameters: 100, moments: 200, saved_moments, divided: 0, elsewhere: 0, frozen };
             Plan::new(&model, 1024, operands, Some(&trained))
         };
         let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
@@ -221,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_counts_as_what_is_copied_and_encoded_for_it() {
+    fn a_checkpoint_counts_as_what_is_copied_for_it() {
         let (adamw, sgd) = (2, 1);
         let model = model(65, 64);
         let bytes_per_parameter = |moments: usize, on_gpu| {
@@ -229,12 +225,15 @@ mod tests {
             let bytes = Plan::new(&model, 1024, DType::F32, Some(&trained)).host_bytes(on_gpu);
             bytes / model.parameter_count() as u64
         };
-        // Value, gradient, moments; their copies without the gradient; model.safetensors.
-        assert_eq!(bytes_per_parameter(adamw, false), (4 + 4 + 8) + (4 + 8) + 4);
-        assert_eq!(bytes_per_parameter(sgd, false), (4 + 4 + 4) + (4 + 4) + 4);
-        // Staged values and moments, optimizer.safetensors.
-        assert_eq!(bytes_per_parameter(adamw, true), (4 + 8) + 8);
-        assert_eq!(bytes_per_parameter(sgd, true), (4 + 4) + 4);
+        // Value, gradient, moments; their copies without the gradient.
+        assert_eq!(bytes_per_parameter(adamw, false), (4 + 4 + 8) + (4 + 8));
+        assert_eq!(bytes_per_parameter(sgd, false), (4 + 4 + 4) + (4 + 4));
+        // Staged values and moments.
+        assert_eq!(bytes_per_parameter(adamw, true), 4 + 8);
+        assert_eq!(bytes_per_parameter(sgd, true), 4 + 4);
+        let without = Trained { saved_moments: 0, ..trained(&model, adamw) };
+        let bytes = Plan::new(&model, 1024, DType::F32, Some(&without)).host_bytes(true);
+        assert_eq!(bytes, 4 * model.parameter_count() as u64);
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct Trained {
     pub parameters: usize,
     /// Number of elements in the optimizer's moments.
     pub moments: usize,
+    /// Of those, in a checkpoint.
+    pub saved_moments: usize,
     /// Of how many of the parameters each of several ranks has f16 copies, and f32 values only of its own part.
     pub divided: usize,
     /// How many of those f32 values a rank lacks at least.
@@ -74,9 +76,11 @@ pub(in crate::train) fn trained(config: &Config, model: &ModelConfig, ranks: usi
     let of = |is_matrix| group(config, number(config, 0, is_matrix)).kind.moments();
     let averages = if config.train.ema_decay > 0.0 { parameters } else { 0 };
     let divided = if lora.is_none() && divides_weights(config, ranks) { model.matmul_weights() } else { 0 };
+    let moments = matrices * of(true) + (parameters - matrices) * of(false) + averages;
     Ok(Trained {
         parameters,
-        moments: matrices * of(true) + (parameters - matrices) * of(false) + averages,
+        moments,
+        saved_moments: if config.checkpoint.optimizer { moments } else { averages },
         divided,
         elsewhere: divided.saturating_sub(parameters.div_ceil(ranks)),
         frozen: lora.map(|lora| lora.base),

@@ -19,11 +19,15 @@ const MOST_FREE_BYTES: usize = 1 << 30;
 
 /// Free mapped buffers by size class, for reads or writes. Excess returns to the driver, least recently used first.
 #[derive(Clone, Default)]
-pub(super) struct Buffers(Arc<Mutex<FreeList<wgpu::Buffer>>>);
+pub(super) struct Buffers {
+    free: Arc<Mutex<FreeList<wgpu::Buffer>>>,
+    /// Bytes that are known to be used again, where those are more.
+    expected: Arc<AtomicUsize>,
+}
 
 impl Buffers {
     fn lock(&self) -> MutexGuard<'_, FreeList<wgpu::Buffer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self, class: usize) -> Option<wgpu::Buffer> {
@@ -33,7 +37,7 @@ impl Buffers {
     fn keep(&self, buffer: wgpu::Buffer) {
         let mut list = self.lock();
         list.insert(buffer.size() as usize, buffer);
-        let removed = list.shrink(MOST_FREE_BYTES);
+        let removed = list.shrink(MOST_FREE_BYTES.max(self.expected.load(Ordering::Relaxed)));
         drop(list);
         drop(removed);
     }
@@ -50,6 +54,31 @@ impl Buffers {
 pub(super) struct StagingPool(pub Buffers);
 
 impl StagingPool {
+    /// The buffer size for this number of bytes.
+    pub fn size(device: &wgpu::Device, bytes: usize) -> usize {
+        size_class_within(bytes, device.limits().max_buffer_size)
+    }
+
+    /// A new buffer of such a size.
+    pub fn create(device: &wgpu::Device, size: usize) -> wgpu::Buffer {
+        device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("staging"),
+            size: size as u64,
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    }
+
+    /// Keeps at least as many bytes between reads.
+    pub fn expect(&self, bytes: usize) {
+        self.0.expected.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Caches an unmapped buffer.
+    pub fn keep(&self, buffer: wgpu::Buffer) {
+        self.0.keep(buffer);
+    }
+
     /// Releases all cached buffers.
     pub fn release(&self) {
         self.0.release();
@@ -130,15 +159,8 @@ pub(super) struct Staging {
 
 impl Staging {
     pub fn new(device: &wgpu::Device, size: usize, staging_pool: &StagingPool) -> Staging {
-        let class = size_class_within(size, device.limits().max_buffer_size);
-        let buffer = staging_pool.0.take(class).unwrap_or_else(|| {
-            device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("staging"),
-                size: class as u64,
-                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        });
+        let class = StagingPool::size(device, size);
+        let buffer = staging_pool.0.take(class).unwrap_or_else(|| StagingPool::create(device, class));
         let state = Arc::new(AtomicU8::new(WAITING));
         Staging { buffer, state, submission: Arc::default(), arrived: Arc::default() }
     }
@@ -302,6 +324,22 @@ mod tests {
     /// Bytes of the pools of reads and uploads.
     fn kept(gpu: &Gpu) -> [usize; 2] {
         gpu.host_pools().map(|pool| pool.lock().bytes())
+    }
+
+    #[test]
+    fn memory_that_was_prepared_is_read_into_and_kept() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        // Of a size that no other test reads, as they share the pools.
+        let bytes = 5_555_555;
+        let class = StagingPool::size(&gpu.0.device, bytes);
+        let free = || gpu.0.staging_pool.0.lock().count_of(class);
+        gpu.prepare_downloads(&[bytes, bytes]);
+        assert_eq!(free(), 2);
+        let slice = gpu.alloc(bytes, MemoryKind::Other).unwrap();
+        let read = gpu.download_later(&slice).unwrap();
+        assert_eq!(free(), 1);
+        drop(read.wait_mapped().unwrap());
+        assert_eq!(free(), 2);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::Gpu;
 use super::copy_queues::CopyQueues;
 use super::copy_queues::{Direction, PendingCopy};
 use super::pool::GpuSlice;
-use super::readback::{PendingReadback, Staging, UploadPool, Way};
+use super::readback::{PendingReadback, Staging, StagingPool, UploadPool, Way};
 use crate::cpu::with_scratch;
 use crate::profile::Span;
 use crate::{Error, Result};
@@ -109,6 +109,20 @@ impl Gpu {
         self.recorder().read(slice.into(), &staging);
         let way = Way::Mapped(staging, self.0.staging_pool.clone());
         Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
+    }
+
+    /// Allocates host memory for reads of these sizes, which takes part of a second per gigabyte, and keeps as much
+    /// between reads. Another thread may call it while steps are computed. A read allocates itself what could not be
+    /// allocated here.
+    pub fn prepare_downloads(&self, sizes: &[usize]) {
+        let classes = sizes.iter().map(|size| StagingPool::size(&self.0.device, *size)).collect::<Vec<_>>();
+        self.0.staging_pool.expect(classes.iter().sum());
+        for class in classes {
+            match self.made(class, || StagingPool::create(&self.0.device, class)) {
+                Ok(buffer) => self.0.staging_pool.keep(buffer),
+                Err(error) => return tracing::debug!("no host memory ahead of a read: {error}"),
+            }
+        }
     }
 
     /// Memory that a kernel writes and [`Gpu::download_by_copy_queue`] reads. `None` if the device has no transfer

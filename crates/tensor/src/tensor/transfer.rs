@@ -164,6 +164,26 @@ impl Tensor {
         })
     }
 
+    /// Allocates the host memory in which [`Tensor::read_later`] reads all of these tensors, when the returned function
+    /// is called: on a thread of its own, because for gigabytes it takes part of a second.
+    #[doc(hidden)]
+    pub fn prepare_reads<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> impl FnOnce() + Send + 'static {
+        let (mut gpu, mut sizes) = (None, Vec::new());
+        for tensor in tensors {
+            let parts = match tensor.storage() {
+                Storage::Segments(segments) => segments.tensors(tensor.dtype()).collect(),
+                _ => vec![tensor.clone()],
+            };
+            for part in parts {
+                if let Storage::Gpu(of_part, _) = part.storage() {
+                    gpu = Some(of_part.clone());
+                    sizes.push(part.spec().size_bytes());
+                }
+            }
+        }
+        move || gpu.into_iter().for_each(|gpu| gpu.prepare_downloads(&sizes))
+    }
+
     /// The values in elements of this type, on the device and on their way to the host: beside the kernels that follow,
     /// if a GPU can copy while it computes.
     ///
