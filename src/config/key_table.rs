@@ -85,7 +85,7 @@ keys! {
     "lora.alpha": Real, at_least(0.0), "Adapters are scaled by `alpha / rank`; 0: twice the rank.";
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
-    "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen linear weights.";
+    "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";
     "train.batch_size": Count, at_least(1.0), "Sequences per forward pass.";
     "train.grad_accum_steps": Count, at_least(1.0), "Micro-batches per step (gradient accumulation).";
     "train.max_steps": Count, at_least(1.0), "Number of steps.";

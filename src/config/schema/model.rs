@@ -113,7 +113,7 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// The adapted layers, by names in `model.safetensors` or their suffixes. Default `all-linear`.
     pub targets: Vec<String>,
-    /// Storage type of frozen linear weights, `f32` or `f16`. Default `f32`.
+    /// Storage type of the frozen weights of matmuls, `f32` or `f16`. Default `f32`.
     pub base_dtype: WeightDtype,
 }
 

@@ -62,7 +62,7 @@ impl Plan {
         let parameters = model.parameter_count();
         let bytes = |dtype: DType, count: usize| (dtype.size_bytes() * count) as u64;
         let f16_only = match trained.and_then(|trained| trained.frozen) {
-            Some(DType::F16) => model.block_matrices(),
+            Some(DType::F16) => model.matmul_weights(),
             _ => 0,
         };
         let adapters = trained.map_or(0, |trained| if trained.frozen.is_some() { trained.parameters } else { 0 });
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn of_a_frozen_model_only_adapters_have_gradients_and_are_saved() {
         let model = model(65, 64);
-        let (n, linear) = (model.parameter_count() as u64, model.block_matrices() as u64);
+        let (n, linear) = (model.parameter_count() as u64, model.matmul_weights() as u64);
         let plan = |operands, frozen| {
             let (saved_moments, frozen) = (200, Some(frozen));
             let trained = Trained { parameters: 100, moments: 200, saved_moments, divided: 0, elsewhere: 0, frozen };

@@ -97,7 +97,7 @@ pub struct Adapters {
     pub parameters: usize,
     pub rank: usize,
     pub targets: Vec<String>,
-    /// Storage type of frozen linear weights.
+    /// Storage type of the frozen weights of matmuls.
     pub base: &'static str,
 }
 

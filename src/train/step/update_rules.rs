@@ -23,7 +23,7 @@ pub struct Trained {
     pub divided: usize,
     /// How many of those f32 values a rank lacks at least.
     pub elsewhere: usize,
-    /// Storage type of frozen linear weights, with LoRA.
+    /// Storage type of the frozen weights of matmuls, with LoRA.
     pub frozen: Option<DType>,
 }
 
