@@ -174,7 +174,11 @@ fn ops(args: &OpsArgs) -> Result<()> {
             wrong.push(format!("{name} (difference {difference:.0e}, tolerance {:.0e})", row.tolerance));
         }
         for timing in &timings {
-            if args.json { output::line(op_json(timing, &device, &peaks)?)? } else { output::line(op_line(timing))? }
+            if args.json {
+                output::line(op_json(timing, &device, &peaks)?)?
+            } else {
+                output::line(op_line(timing, &peaks))?
+            }
         }
     }
     if !wrong.is_empty() {
@@ -186,16 +190,23 @@ fn ops(args: &OpsArgs) -> Result<()> {
 /// What the device does at best, and the heads of the table's columns.
 fn print_heads(device: &Device, sizes: &Sizes, peaks: &Peaks) -> Result<()> {
     output::line(format_args!(
-        "{}: at best {:.3} TFLOP/s in f32 GEMMs, {}{:.0} GB/s; sizes {}",
+        "{}: at best {} in f32 GEMMs, {}{}; sizes {}",
         device.describe(),
-        peaks.tflops,
-        peaks.f16_tflops.map_or(String::new(), |rate| format!("{rate:.3} in f16, ")),
-        peaks.gb_per_s,
+        units::si(1e12 * peaks.tflops, "FLOP/s"),
+        peaks.f16_tflops.map_or(String::new(), |rate| format!("{} in f16, ", units::si(1e12 * rate, "FLOP/s"))),
+        units::si(1e9 * peaks.gb_per_s, "B/s"),
         sizes.name
     ))?;
     output::line(format_args!(
         "{:<20} {:<32} {:<26} {:>9} {:>8} {:>8} {:<12} {:>10}",
-        "op", "shape", "kernel", "ms", "TFLOP/s", "GB/s", "share", "difference"
+        "op",
+        "shape",
+        "kernel",
+        "ms",
+        flop_rate_unit(peaks).0,
+        "GB/s",
+        "share",
+        "difference"
     ))?;
     Ok(())
 }
@@ -209,15 +220,19 @@ fn op_json(timing: &OpTiming, device: &Device, peaks: &Peaks) -> Result<serde_js
     Ok(object)
 }
 
-fn op_line(t: &OpTiming) -> String {
+fn flop_rate_unit(peaks: &Peaks) -> (&'static str, f64) {
+    units::flop_rate_unit(1e12 * peaks.tflops.max(peaks.f16_tflops.unwrap_or(0.0)))
+}
+
+fn op_line(t: &OpTiming, peaks: &Peaks) -> String {
     format!(
-        "{:<20} {:<32} {:<26} {:>9.4} {:>8.3} {:>8.1} {:>3.0}% {:<7} {:>10}",
+        "{:<20} {:<32} {:<26} {:>9} {:>8} {:>8} {:>3.0}% {:<7} {:>10}",
         t.op,
         t.shape,
         t.kernel,
-        t.ms,
-        t.tflops,
-        t.gb_per_s,
+        units::digits(t.ms),
+        units::digits(1e12 * t.tflops / flop_rate_unit(peaks).1),
+        units::digits(t.gb_per_s),
         100.0 * t.share,
         t.bound,
         t.difference.map_or("-".to_string(), |d| format!("{d:.0e}")),
@@ -327,13 +342,13 @@ fn peaks_or_note(device: &Device, operands: DType) -> Option<Roofline> {
 
 fn step_line(t: &StepTiming, precision: &str) -> String {
     format!(
-        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {}, {:.2} us/token, {}, loss {}, host {:.1}%",
+        "rustyflow {} {precision} B={} T={}: {} ms/step, {}, {} us/token, {}, loss {}, host {:.1}%",
         t.case,
         t.batch_size,
         t.context,
-        t.ms_per_step,
+        units::digits(t.ms_per_step),
         units::tokens_per_s(Some(t.tokens_per_s)),
-        1e6 / t.tokens_per_s,
+        units::digits(1e6 / t.tokens_per_s),
         units::bytes((t.gib * f64::from(1 << 30)) as u64),
         units::loss(t.loss.into()),
         100.0 * t.host_share
@@ -385,16 +400,16 @@ fn generate(args: &GenerateArgs) -> Result<()> {
 
 fn generate_line(t: &GenerateTiming, dtype: WeightDtype) -> String {
     format!(
-        "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {}, \
-         {:.0} GB/s, host {:.1}%",
+        "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {} ms to the first, then {} ms/token, {}, \
+         {}, host {:.1}%",
         t.case,
         t.batch_size,
         t.prompt_tokens,
         t.new_tokens,
-        t.first_token_ms,
-        t.ms_per_token,
+        units::digits(t.first_token_ms),
+        units::digits(t.ms_per_token),
         units::tokens_per_s(Some(t.tokens_per_s)),
-        1e-6 * t.bytes_read / t.ms_per_token,
+        units::si(1e3 * t.bytes_read / t.ms_per_token, "B/s"),
         100.0 * t.host_share
     )
 }

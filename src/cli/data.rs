@@ -156,9 +156,9 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     }
     say(&corpus, &prepared, counts)?;
     if !with_counts {
-        let speed = corpus.bytes() as f64 / 1e6 / seconds.max(1e-9);
+        let speed = units::si(corpus.bytes() as f64 / seconds.max(1e-9), "B/s");
         match bar.shown {
-            true => output::line(format_args!("time           {seconds:.2} s, {speed:.0} MB/s"))?,
+            true => output::line(format_args!("time           {}, {speed}", units::duration(seconds)))?,
             false => output::line("time           none: cached")?,
         }
         output::line(format_args!("folder         {}", prepared.folder.display()))?;

@@ -5,6 +5,7 @@ use crate::Device;
 use crate::cache;
 use crate::gpu::AdapterInfo;
 use crate::ops::MatmulTuning;
+use crate::units;
 use anyhow::Result;
 
 #[derive(clap::Args)]
@@ -45,8 +46,8 @@ pub fn print(adapters: &[AdapterInfo]) -> Result<()> {
         if a.is_software() {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
         } else if let Some(tuning) = cache.as_ref().and_then(|cache| MatmulTuning::load(cache, a)) {
-            let highest = f64::from(tuning.highest()) / 1e3;
-            output::line(format_args!("         GEMMs autotuned: up to {highest:.1} TFLOP/s in f32"))?;
+            let highest = units::si(1e9 * f64::from(tuning.highest()), "FLOP/s");
+            output::line(format_args!("         GEMMs autotuned: up to {highest} in f32"))?;
         } else {
             output::line("         GEMMs not autotuned yet: `rustyflow train` does it once, `bench tune` at length")?;
         }

@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     say(format_args!("kernels  {}", kernels_text(&check, &device)))?;
     let copies = device.is_gpu().then(|| measure_copies(&device)).transpose()?;
     if let Some([up, down]) = copies {
-        say(format_args!("copies   {up:.1} GB/s to the device, {down:.1} GB/s back"))?;
+        say(format_args!("copies   {} to the device, {} back", gb_per_s(up), gb_per_s(down)))?;
     }
     let rates = [Some(device.clone()), device.is_gpu().then_some(Device::Cpu)].into_iter().flatten();
     let rates: Vec<(String, crate::Result<Peaks>)> =
@@ -97,11 +97,19 @@ fn kernels_text(check: &OpCheck, device: &Device) -> String {
     }
 }
 
+fn tflops(rate: f64) -> String {
+    units::si(1e12 * rate, "FLOP/s")
+}
+
+fn gb_per_s(rate: f64) -> String {
+    units::si(1e9 * rate, "B/s")
+}
+
 fn rates_text(peaks: &crate::Result<Peaks>) -> String {
     match peaks {
         Ok(peaks) => {
-            let f16 = peaks.f16_tflops.map_or(String::new(), |rate| format!(", {rate:.3} in f16"));
-            format!("GEMMs {:.3} TFLOP/s in f32{f16}; memory {:.1} GB/s", peaks.tflops, peaks.gb_per_s)
+            let f16 = peaks.f16_tflops.map_or(String::new(), |rate| format!(", {} in f16", tflops(rate)));
+            format!("GEMMs {} in f32{f16}; memory {}", tflops(peaks.tflops), gb_per_s(peaks.gb_per_s))
         }
         Err(error) => format!("not measured: {error}"),
     }

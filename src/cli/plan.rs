@@ -185,12 +185,12 @@ fn print(plan: &RunPlan) -> Result<()> {
     ))?;
     if let Some(time) = &plan.time {
         let span = Duration::from_secs_f64(time.seconds.clamp(1.0, 1e12));
-        let rest = indicatif::HumanDuration(span);
         let step = 1e-3 * time.ms_per_step;
         output::line(format_args!(
-            "time       {} a step, {}: {rest} in all{}",
+            "time       {} a step, {}: {} in all{}",
             if step < 60.0 { units::si(step, "s") } else { units::duration(step) },
             units::tokens_per_s(Some(time.tokens_per_s)),
+            units::duration(span.as_secs_f64()),
             ends(span)
         ))?;
         output::line(format_args!("           from {}", time.source))?;
@@ -231,8 +231,8 @@ fn print_cluster(plan: &ClusterPlan) -> Result<()> {
     });
     let sent = units::bytes(plan.exchanged_bytes as u64);
     output::line(format_args!(
-        "\nranks      {network}; an exchange is of {sent} each way, {:.1} GB/s of it on the host",
-        1e-9 / host_seconds_per_byte
+        "\nranks      {network}; an exchange is of {sent} each way, {} of it on the host",
+        units::si(1.0 / host_seconds_per_byte, "B/s")
     ))?;
     let apart = format!("apart for {} steps", plan.sync_every);
     output::line(format_args!("                                     an all-reduce a step       {apart}"))?;
@@ -243,11 +243,11 @@ fn print_cluster(plan: &ClusterPlan) -> Result<()> {
     for row in &plan.rows {
         let of = |speed: &Speed, one: &Speed| {
             let (waiting, faster) = (100.0 * speed.communication, speed.tokens_per_s / one.tokens_per_s);
-            format!("{:>8.1}  {waiting:>6.1}%  {faster:>7.2}x", speed.ms_per_step)
+            format!("{:>8}  {waiting:>6.1}%  {faster:>7.2}x", units::digits(speed.ms_per_step))
         };
         let (together, apart) = (of(&row.together, &first.together), of(&row.apart, &first.apart));
-        let (ranks, rows, compute) = (row.ranks, row.sequences, row.compute_ms);
-        output::line(format_args!("           {ranks:>5}  {rows:>4}  {compute:>10.1}  {together}   {apart}"))?;
+        let (ranks, rows, compute) = (row.ranks, row.sequences, units::digits(row.compute_ms));
+        output::line(format_args!("           {ranks:>5}  {rows:>4}  {compute:>10}  {together}   {apart}"))?;
     }
     let [together, apart] = plan.pays_to;
     output::line(format_args!(

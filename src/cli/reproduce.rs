@@ -5,6 +5,7 @@ use super::train::{Context, show_json, show_progress, train_and_show};
 use super::{complete, configuration, device, examples, output};
 use crate::config::{Layers, RECIPES, Recipe, Resolved};
 use crate::train::Summary;
+use crate::units;
 use anyhow::{Result, bail};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -112,6 +113,11 @@ fn report(name: &str, recipe: &Recipe, resolved: &Resolved, summary: &Summary, m
     output::line(format_args!("\nrecipe        {name}: {}", recipe.about))?;
     output::line(format_args!("stated        validation loss {stated:.4} within {tolerance}"))?;
     output::line(format_args!("here          validation loss {loss} at best"))?;
-    output::line(format_args!("time          {minutes:.1} minutes on {}{}", summary.device, times(recipe)))?;
+    output::line(format_args!(
+        "time          {} on {}{}",
+        units::duration(60.0 * minutes),
+        summary.device,
+        times(recipe)
+    ))?;
     Ok(output::line(format_args!("result        {}", if reproduced { "pass" } else { "FAIL" }))?)
 }

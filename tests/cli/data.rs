@@ -73,7 +73,7 @@ fn data_files_chooses_among_files() {
 fn a_second_start_tokenizes_nothing() {
     let sandbox = Sandbox::with_own_cache();
     let prepare = || sandbox.run(&["data", "prepare", "--corpus", "corpus.txt", "--tokenizer", "char"]).succeeds();
-    prepare().prints(&["1 file, 3.5", "MB/s"]);
+    prepare().prints(&["1 file, 3.5", "B/s"]);
     prepare().prints(&["none: cached"]);
     sandbox.train(&["--max-steps", "1"]).succeeds();
     assert_eq!(sandbox.names_in("cache/tokens").len(), 1, "train uses what prepare has made");

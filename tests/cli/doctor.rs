@@ -6,7 +6,7 @@ use crate::sandbox::Sandbox;
 fn doctor_ends_in_one_line_that_says_whether_to_train_here() {
     let sandbox = Sandbox::new();
     let run = sandbox.run(&["doctor", "--device", "cpu"]).succeeds();
-    run.prints(&["rustyflow ", "cases agree", "TFLOP/s in f32", "disk     runs in runs: ", " free\n"])
+    run.prints(&["rustyflow ", "cases agree", "FLOP/s in f32", "disk     runs in runs: ", " free\n"])
         .stdout
         .lines()
         .last()

@@ -42,6 +42,8 @@ fn the_flag_of_another_tool_is_answered_with_the_flag_here() {
     is_answered(&["train", "--model", "runs/a"], "--model: unknown flag, use --init runs/a");
     let underscores = "--model_name_or_path: unknown flag, use --init runs/a";
     is_answered(&["train", "--model_name_or_path", "runs/a"], underscores);
+    let of_eval = "--model_name_or_path: unknown flag, use --model runs/a";
+    is_answered(&["eval", "--model_name_or_path=runs/a"], of_eval);
     is_answered(&["train", "--fp16"], "--fp16: unknown flag, use --precision mixed");
     is_answered(&["train", "--bf16", "true"], "--bf16: unknown flag, use --precision mixed");
     is_answered(&["train", "--cuda"], "--cuda: unknown flag, use --device gpu");

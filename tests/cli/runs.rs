@@ -65,7 +65,7 @@ fn the_report_has_its_documented_form() {
     assert!(start.starts_with("  - Start: first step after ") && start.contains(" first step "), "{start}");
     let average = lines.next().unwrap();
     assert!(average.starts_with("[AVG_EPOCH_TIME] - (no whole epoch: 0."), "{average}");
-    let table = ["kernel", "calls", "ms", "share", "TFLOP/s", "GB/s"];
+    let table = ["kernel", "calls", "ms", "share", "GFLOP/s", "GB/s"];
     assert_eq!(
         (lines.next(), lines.next().unwrap().split_whitespace().collect::<Vec<_>>()),
         (Some(""), table.to_vec())

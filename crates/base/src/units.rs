@@ -55,7 +55,7 @@ pub fn perplexity(perplexity: f64) -> String {
 pub fn duration(seconds: f64) -> String {
     // Rounded first: 59.97 s are a minute.
     match seconds {
-        s if s < 59.95 => format!("{} s", scaled_digits(s)),
+        s if s < 59.95 => format!("{} s", digits(s)),
         s if s < 3599.5 => format!("{} min {} s", s.round() as u64 / 60, s.round() as u64 % 60),
         s => format!("{} h {} min", s.round() as u64 / 3600, s.round() as u64 / 60 % 60),
     }
@@ -71,7 +71,12 @@ pub fn si(value: f64, unit: &str) -> String {
     // 999.5 would be rounded to the 1000 of the next prefix.
     let fits = PREFIXES.iter().find(|(size, _)| value >= 0.9995 * size);
     let (size, prefix) = fits.unwrap_or(&(1e-9, "n"));
-    format!("{} {prefix}{unit}", scaled_digits(value / size))
+    format!("{} {prefix}{unit}", digits(value / size))
+}
+
+/// The unit of a column of FLOP rates, by the largest of them, and its size.
+pub fn flop_rate_unit(largest: f64) -> (&'static str, f64) {
+    if largest < 0.9995e12 { ("GFLOP/s", 1e9) } else { ("TFLOP/s", 1e12) }
 }
 
 /// The nearest short decimal: 3e-5 instead of the product 2.9999999999999997e-5.
@@ -99,14 +104,14 @@ fn scaled(number: f64, base: f64, units: &[&str]) -> String {
         value /= base;
         unit += 1;
     }
-    let digits = if unit == 0 && value.fract() == 0.0 { format!("{value:.0}") } else { scaled_digits(value) };
-    format!("{digits}{}", units[unit])
+    let shown = if unit == 0 && value.fract() == 0.0 { format!("{value:.0}") } else { digits(value) };
+    format!("{shown}{}", units[unit])
 }
 
-/// Three digits: "1.20", "12.3", "1023".
-fn scaled_digits(value: f64) -> String {
+/// A number of a table: "0.0592", "1.20", "12.3", "1023".
+pub fn digits(value: f64) -> String {
     match value.abs() {
-        v if v < 0.0095 => number(value),
+        v if v < 0.9995 => number(value),
         v if v < 9.995 => format!("{value:.2}"),
         v if v < 99.95 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
@@ -137,6 +142,13 @@ mod tests {
         assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "128 MiB", "5.06 TiB", "128 GiB"]);
         assert_eq!(unequal_bytes([2049 << 10, 2 << 20]), ["2098176 B", "2097152 B"]);
         assert_eq!(unequal_bytes([3 << 20, 2 << 20]), ["3.00 MiB", "2.00 MiB"]);
+    }
+
+    #[test]
+    fn numbers_of_tables_have_three_digits_at_any_size() {
+        let shown = [0.0, 0.000_123_4, 0.0592, 0.5, 0.9997, 1.2, 54.106, 172.3, 1e6 / 3.0].map(digits);
+        assert_eq!(shown, ["0", "0.000123", "0.0592", "0.5", "1.00", "1.20", "54.1", "172", "333333"]);
+        assert_eq!([59.2e9, 1.0e12].map(flop_rate_unit), [("GFLOP/s", 1e9), ("TFLOP/s", 1e12)]);
     }
 
     #[test]

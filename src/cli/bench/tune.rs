@@ -5,6 +5,7 @@ use crate::bench::{Sizes, compare_tunings};
 use crate::cli::{device, examples, output};
 use crate::config::DeviceConfig;
 use crate::ops::{Effort, TunedGemm};
+use crate::units;
 use anyhow::Result;
 use serde_json::json;
 use std::time::Duration;
@@ -47,7 +48,7 @@ fn rows(gemms: &[TunedGemm]) -> Vec<Vec<String>> {
     let heads = ["gemm", "default tile", "chosen tile", "default us", "chosen us", "gain"].map(str::to_string);
     let row = |gemm: &TunedGemm| {
         let same = gemm.default_tile == gemm.chosen_tile;
-        let times = [gemm.default_us, gemm.chosen_us].map(|us| format!("{us:.1}"));
+        let times = [gemm.default_us, gemm.chosen_us].map(units::digits);
         let chosen = if same { "the same".to_string() } else { gemm.chosen_tile.clone() };
         let gain = if same { "-".to_string() } else { format!("{:+.1}%", 100.0 * (gemm.gain() - 1.0)) };
         [vec![gemm.case.clone(), gemm.default_tile.clone(), chosen], times.to_vec(), vec![gain]].concat()
@@ -86,7 +87,7 @@ mod tests {
         let gemms = [gemm("a", 10.0), gemm("b", 8.0)];
         let rows = rows(&gemms);
         assert_eq!(rows[1], ["nn 4x4x4", "a", "the same", "10.0", "10.0", "-"]);
-        assert_eq!(rows[2], ["nn 4x4x4", "a", "b", "10.0", "8.0", "+25.0%"]);
+        assert_eq!(rows[2], ["nn 4x4x4", "a", "b", "10.0", "8.00", "+25.0%"]);
         let shown = summary(&gemms);
         assert!(shown.starts_with("1 of 2 GEMMs") && shown.contains("take 10.0% less time"), "{shown}");
         let shown = summary(&[gemm("b", 11.0)]);

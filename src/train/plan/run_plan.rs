@@ -346,9 +346,11 @@ impl RunPlan {
                 let [step, evaluation] =
                     [&footprint.update, &footprint.evaluation].map(|costs| self.work.seconds(peaks, costs));
                 let source = format!(
-                    "the work of every kernel at the device's peaks just now, {:.3} TFLOP/s in {} GEMMs and {:.0} \
-                     GB/s: large models come within twice of that, small ones, whose kernels are short, do not",
-                    peaks.tflops, peaks.dtype, peaks.gb_per_s
+                    "the work of every kernel at the device's peaks just now, {} in {} GEMMs and {}: large models \
+                     come within twice of that, small ones, whose kernels are short, do not",
+                    units::si(1e12 * peaks.tflops, "FLOP/s"),
+                    peaks.dtype,
+                    units::si(1e9 * peaks.gb_per_s, "B/s")
                 );
                 (step, evaluation, source)
             }

@@ -198,23 +198,25 @@ impl Report {
 
     /// The table by kernel, if there is one.
     fn write_kernels(&self, text: &mut String) {
+        let fastest = self.kernels.iter().map(|k| 1e12 * k.tflops).fold(0.0, f64::max);
+        let (unit, size) = units::flop_rate_unit(fastest);
         if !self.kernels.is_empty() {
             let _ = writeln!(
                 text,
                 "\n  {:<28} {:>9} {:>11} {:>7} {:>9} {:>8}",
-                "kernel", "calls", "ms", "share", "TFLOP/s", "GB/s"
+                "kernel", "calls", "ms", "share", unit, "GB/s"
             );
         }
         for k in &self.kernels {
             let _ = writeln!(
                 text,
-                "  {:<28} {:>9} {:>11.1} {:>6.1}% {:>9.3} {:>8.1}",
+                "  {:<28} {:>9} {:>11} {:>6.1}% {:>9} {:>8}",
                 k.name,
                 k.calls,
-                k.seconds * 1e3,
+                units::digits(k.seconds * 1e3),
                 100.0 * k.share,
-                k.tflops,
-                k.gb_per_s
+                units::digits(1e12 * k.tflops / size),
+                units::digits(k.gb_per_s)
             );
         }
         if self.sampled {
@@ -227,10 +229,10 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut text = format!(
-            "{}: {:.3} ms, of which kernels {:.3} ms\nmemory: {}\n",
+            "{}: {}, of which kernels {}\nmemory: {}\n",
             self.device,
-            self.training_seconds * 1e3,
-            self.kernel_seconds * 1e3,
+            units::si(self.training_seconds, "s"),
+            units::si(self.kernel_seconds, "s"),
             memory_text(&self.memory)
         );
         self.write_kernels(&mut text);
@@ -330,6 +332,23 @@ mod tests {
         assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
         assert!(lines[2].starts_with("  - Host: data 0.17 s, compile 0.00 s, encode 0.67 s"), "{text}");
         assert!(text.contains("[AVG_EPOCH_TIME] 5.50 s"), "{text}");
+    }
+
+    #[test]
+    fn the_table_by_kernel_has_three_digits_in_a_unit_that_suits_the_device() {
+        let slow = |calls, seconds| KernelTotal { calls, seconds, flops: 1.4e9, bytes: 1.5e9 };
+        let kernels = [("matmul", slow(10, 0.023_456)), ("fill", KernelTotal { flops: 0.0, ..slow(1, 0.000_12) })];
+        let profile = Profile { kernels: kernels.into(), ..profile() };
+        let text = Report::new(&profile, false, 1.0, 2.0, MemoryStats::default()).text();
+        let table: Vec<Vec<&str>> =
+            text.lines().filter(|line| line.contains("  ")).map(|line| line.split_whitespace().collect()).collect();
+        for row in [
+            ["kernel", "calls", "ms", "share", "GFLOP/s", "GB/s"],
+            ["matmul", "43", "23.5", "99.5%", "59.7", "63.9"],
+            ["fill", "1", "0.12", "0.5%", "0", "12500"],
+        ] {
+            assert!(table.iter().any(|found| *found == row), "{row:?} in {text}");
+        }
     }
 
     #[test]
