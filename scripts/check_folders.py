@@ -162,8 +162,8 @@ def compare(name, work, folder):
     start = tokenizer(PROMPT, return_tensors="pt")
     written = model.generate(**start, max_new_tokens=NEW_TOKENS, do_sample=False, top_k=None, top_p=None,
                              temperature=None, pad_token_id=0)[0]
-    bos = len(tokenizer("")["input_ids"])
-    there = tokenizer.decode(written[bos:], clean_up_tokenization_spaces=False)
+    # `generate` prints no special tokens, within the text neither.
+    there = tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     here = rustyflow(work, "generate", "--model", folder, "-p", PROMPT, "-n", str(NEW_TOKENS), "-t", "0")
     return report(name, {
         "no weight missing": not told["missing_keys"],
@@ -174,7 +174,7 @@ def compare(name, work, folder):
         f"{told_there[0]} and {told_there[1]}, loss {told_here['answer_loss']:.6f} and {told_there[2]:.6f}":
             (told_here["correct"], told_here["correct_norm"]) == told_there[:2]
             and abs(told_here["answer_loss"] - told_there[2]) < 1e-5 * told_there[2],
-        f"the same {here['tokens']} tokens, {len(set(written.tolist()))} different ones": there == here["text"],
+        f"the same {here['new_tokens']} tokens, {len(set(written.tolist()))} different ones": there == here["text"],
     })
 
 
