@@ -1,13 +1,15 @@
 //! The environment in which transformers renders chat templates (`_compile_jinja_template`): its filters, tests and
 //! globals, with Jinja2's positional and keyword arguments.
 
+use std::borrow::Cow;
+
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
-use super::objects::{Cycler, Range};
+use super::objects::{Cycler, Generator, Range};
 use super::operators::{comparable, iterable};
-use super::python::{JsonStyle, json, prints_alike, split_lines, str};
+use super::python::{JsonStyle, json, prints_alike, split_lines, str, type_of_engine};
 use super::{FUEL, methods, operators};
 
 type Result<T> = std::result::Result<T, Error>;
@@ -26,6 +28,7 @@ pub(super) fn environment() -> Environment<'static> {
     add_globals(&mut environment);
     add_filters(&mut environment);
     add_filters_by_place(&mut environment);
+    add_generators(&mut environment);
     operators::add(&mut environment);
     environment.add_test("iterable", |value: &Value| {
         let kinds = [ValueKind::String, ValueKind::Seq, ValueKind::Map, ValueKind::Iterable, ValueKind::Undefined];
@@ -114,34 +117,64 @@ fn add_filters(environment: &mut Environment) {
 /// Filters of the engine, which take these arguments by name alone; Jinja2's by place, too.
 fn add_filters_by_place(environment: &mut Environment) {
     environment.add_filter("sort", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
-        comparable(&value)?;
-        filters::sort(state, value, named(["reverse", "case_sensitive", "attribute"], args)?)
+        filters::sort(state, comparable(value)?, named(["reverse", "case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("dictsort", |value: &Value, args: Rest<ValueOrKwargs>| {
         filters::dictsort(value, named(["case_sensitive", "by", "reverse"], args)?)
     });
-    environment.add_filter("unique", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
-        iterable(value.clone())?;
-        filters::unique(state, value, named(["case_sensitive", "attribute"], args)?)
-    });
     environment.add_filter("min", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
-        comparable(&value)?;
-        filters::min(state, value, named(["case_sensitive", "attribute"], args)?)
+        filters::min(state, comparable(value)?, named(["case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("max", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
-        comparable(&value)?;
-        filters::max(state, value, named(["case_sensitive", "attribute"], args)?)
+        filters::max(state, comparable(value)?, named(["case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("truncate", |state: &mut State, value: &Value, args: Rest<ValueOrKwargs>| {
         minijinja_contrib::filters::truncate(state, value, named(["length", "killwords", "end", "leeway"], args)?)
     });
+}
+
+/// Filters whose results are generators in Jinja2, and lists of the engine.
+fn add_generators(environment: &mut Environment) {
+    environment.add_filter("unique", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
+        let args = named(["case_sensitive", "attribute"], args)?;
+        Generator::value(&filters::unique(state, iterable(value)?, args)?)
+    });
     environment.add_filter("batch", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
         let (value, args) = (iterable(value)?, named(["linecount", "fill_with"], args)?);
-        filters::batch(state, value, args.get("linecount")?, args.get("fill_with")?)
+        Generator::value(&filters::batch(state, value, args.get("linecount")?, args.get("fill_with")?)?)
     });
     environment.add_filter("slice", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
         let (value, args) = (iterable(value)?, named(["slices", "fill_with"], args)?);
-        filters::slice(state, value, args.get("slices")?, args.get("fill_with")?)
+        Generator::value(&filters::slice(state, value, args.get("slices")?, args.get("fill_with")?)?)
+    });
+    environment.add_filter("map", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
+        Generator::value(&Value::from(filters::map(state, value, args)?))
+    });
+    type Test<'a> = Option<Cow<'a, str>>;
+    environment.add_filter("select", |state: &mut State, value: Value, test: Test, args: Rest<ValueOrKwargs>| {
+        Generator::value(&Value::from(filters::select(state, value, test, args)?))
+    });
+    environment.add_filter("reject", |state: &mut State, value: Value, test: Test, args: Rest<ValueOrKwargs>| {
+        Generator::value(&Value::from(filters::reject(state, value, test, args)?))
+    });
+    environment.add_filter(
+        "selectattr",
+        |state: &mut State, value: Value, name: Cow<str>, test: Test, args: Rest<ValueOrKwargs>| {
+            Generator::value(&Value::from(filters::selectattr(state, value, name, test, args)?))
+        },
+    );
+    environment.add_filter(
+        "rejectattr",
+        |state: &mut State, value: Value, name: Cow<str>, test: Test, args: Rest<ValueOrKwargs>| {
+            Generator::value(&Value::from(filters::rejectattr(state, value, name, test, args)?))
+        },
+    );
+    environment.add_filter("items", |value: &Value| Generator::value(&filters::items(value)?));
+    environment.add_filter("reverse", |value: &Value| {
+        let reversed = filters::reverse(value)?;
+        // A generator cannot be reversed: Jinja2 makes it a list.
+        let is_whole = value.kind() == ValueKind::String || Generator::is(value);
+        if is_whole { Ok(reversed) } else { Generator::value(&reversed) }
     });
 }
 
@@ -161,7 +194,7 @@ fn sum(state: &State, items: Value, attribute: Option<&str>, start: Option<Value
 
 /// An attribute, which the items of a dict are not.
 fn attr(value: &Value, name: &str) -> Result<Value> {
-    let of_engine = value.as_object().map_or("", |object| object.type_name());
+    let of_engine = type_of_engine(value);
     let has_attributes = ["Namespace", "Loop", "Cycler"].iter().any(|known| of_engine.ends_with(known));
     match value.kind() {
         _ if has_attributes => value.get_attr(name),

@@ -1,8 +1,9 @@
 //! Objects of Python and of Jinja2 that the engine lacks, or prints otherwise.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -30,6 +31,50 @@ impl Object for DictView {
 
     fn is_true(self: &Arc<Self>) -> bool {
         !self.items.is_empty()
+    }
+}
+
+/// The result of `map`, `select`, `batch` and other filters: its items come once, it is true even without any, and it
+/// has no length.
+#[derive(Debug)]
+pub(super) struct Generator {
+    left: Mutex<VecDeque<Value>>,
+}
+
+impl Generator {
+    /// # Errors
+    /// If `items` cannot be iterated over.
+    pub fn value(items: &Value) -> Result<Value, Error> {
+        Ok(Value::from_object(Generator { left: Mutex::new(items.try_iter()?.collect()) }))
+    }
+
+    pub fn is(value: &Value) -> bool {
+        value.downcast_object_ref::<Generator>().is_some()
+    }
+}
+
+impl Object for Generator {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    /// None by place: the engine would count items.
+    fn get_value(self: &Arc<Self>, _: &Value) -> Option<Value> {
+        Some(Value::UNDEFINED)
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        let generator = self.clone();
+        let next = move || generator.left.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        Enumerator::Iter(Box::new(std::iter::from_fn(next)))
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<generator object>")
     }
 }
 

@@ -3,7 +3,7 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::objects::{DictView, Range};
+use super::objects::{DictView, Generator, Range};
 
 /// Deeper values are refused: a namespace may hold itself.
 const MOST_DEPTH: usize = 100;
@@ -39,7 +39,11 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
         ValueKind::String => repr_text(value.as_str().unwrap_or_default(), out),
         ValueKind::Number if !value.is_integer() => out.push_str(&float(value.clone().try_into()?)),
         ValueKind::Seq | ValueKind::Iterable => {
-            let is_tuple = value.is_tuple();
+            if Generator::is(value) {
+                let message = "a generator has no text, only an address: add `| list` after the filter";
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
+            }
+            let is_tuple = value.is_tuple() || type_of_engine(value).ends_with("GroupTuple");
             if let Some(range) = value.downcast_object_ref::<Range>() {
                 out.push_str(&range.to_string());
                 return Ok(());
@@ -68,7 +72,8 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
             }
         }
         ValueKind::Map => {
-            out.push('{');
+            let is_namespace = type_of_engine(value).ends_with("Namespace");
+            out.push_str(if is_namespace { "<Namespace {" } else { "{" });
             for (number, key) in value.try_iter()?.enumerate() {
                 if number > 0 {
                     out.push_str(", ");
@@ -77,11 +82,16 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
                 out.push_str(": ");
                 repr(state, &value.get_item(&key)?, depth + 1, out)?;
             }
-            out.push('}');
+            out.push_str(if is_namespace { "}>" } else { "}" });
         }
         _ => out.push_str(&value.to_string()),
     }
     Ok(())
+}
+
+/// The engine's name of an object's type.
+pub(super) fn type_of_engine(value: &Value) -> &'static str {
+    value.as_object().map_or("", |object| object.type_name())
 }
 
 /// Counts a value against the budget, so that cyclic values end.
@@ -184,6 +194,9 @@ impl JsonWriter<'_> {
             ValueKind::Seq | ValueKind::Iterable => {
                 if value.downcast_object_ref::<Range>().is_some() {
                     return Err(refused("an object of type range"));
+                }
+                if Generator::is(value) {
+                    return Err(refused("an object of type generator"));
                 }
                 if let Some(view) = value.downcast_object_ref::<DictView>() {
                     return Err(refused(&format!("an object of type {}", view.name)));

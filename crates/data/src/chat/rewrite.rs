@@ -6,7 +6,7 @@
 //! | `+x` | `- -x` | there is no unary plus |
 //! | `'%s' % x` | `'%s'\|__printf(x)` | the operator takes numbers alone |
 //! | `a ~ b` | `__text(a) ~ __text(b)` | floats and containers are printed as Python prints them |
-//! | `a < b` | `__compare(a, '<', b)` | values of different types have no order |
+//! | `a < b`, `a not in b` | `__compare(a, '<', b)` | types without an order or without such items are errors |
 //! | `for x in y` | `for x in __iterable((y))` | none is no empty list |
 //! | `varargs`, `kwargs`, `self` | `__refuse('varargs')` | there are no such values |
 //! | `include x ignore missing` | `include x` | there is nothing to load from |
@@ -138,9 +138,17 @@ impl Rewriter<'_> {
                 "+" if !self.follows_operand(index) => self.replace(index, 3, "- -"),
                 "%" => self.printf(index),
                 "~" => self.concatenation(index),
-                "<" | "<=" | ">" | ">=" => self.comparison(index),
                 _ => {}
             }
+        }
+        let mut index = 0;
+        while index < self.tokens.len() {
+            let Some(operator) = self.comparison(index) else {
+                index += 1;
+                continue;
+            };
+            index = operator.end;
+            self.comparisons(operator);
         }
     }
 
@@ -199,27 +207,69 @@ impl Rewriter<'_> {
         self.enclose(right, "__text(", ")");
     }
 
-    fn comparison(&mut self, index: usize) {
+    /// A chain of comparisons, `a < b <= c`, of which this is the first operator.
+    fn comparisons(&mut self, first: Range<usize>) {
         let is_end = |at: usize| self.ends_operand(at);
-        let (left, right) = (self.before(index, is_end), self.after(index, is_end));
-        let compares = |at: Option<usize>| {
-            at.and_then(|at| self.tokens.get(at))
-                .is_some_and(|token| ["==", "!=", "<", "<=", ">", ">=", "in"].contains(&token.text))
-        };
-        // A chain of comparisons stays.
-        if left.is_empty() || right.is_empty() || compares(left.start.checked_sub(1)) || compares(Some(right.end)) {
+        let left = self.before(first.start, is_end);
+        let is_later = [1, 2]
+            .into_iter()
+            .filter_map(|length| left.start.checked_sub(length))
+            .any(|at| self.comparison(at).is_some_and(|operator| operator.end == left.start));
+        let (mut operators, mut right) = (vec![first.clone()], self.after(first.end - 1, is_end));
+        while let Some(next) = self.comparison(right.end).filter(|_| !right.is_empty()) {
+            right = self.after(next.end - 1, is_end);
+            operators.push(next);
+        }
+        // Equality alone is the engine's.
+        let is_typed = operators.iter().any(|operator| !["==", "!="].contains(&self.tokens[operator.start].text));
+        if left.is_empty() || right.is_empty() || is_later || !is_typed {
             return;
         }
-        let operator = format!(", '{}', ", self.tokens[index].text);
-        self.replace(index, 1, &operator);
+        for operator in operators {
+            let words: Vec<&str> = self.tokens[operator.clone()].iter().map(|token| token.text).collect();
+            let text = format!(", '{}', ", words.join(" "));
+            self.replace(operator.start, 1, &text);
+            operator.skip(1).for_each(|rest| self.replace(rest, 1, ""));
+        }
         self.enclose(left.start..right.end, "__compare(", ")");
+    }
+
+    /// The operator of a comparison that begins at a token.
+    fn comparison(&self, at: usize) -> Option<Range<usize>> {
+        let token = self.tokens.get(at)?;
+        let is_word = |at: usize, word: &str| self.tokens.get(at).is_some_and(|token| token.text == word);
+        let length = match token.text {
+            "==" | "!=" | "<" | "<=" | ">" | ">=" if token.kind == Kind::Operator => 1,
+            "not" if is_word(at + 1, "in") => 2,
+            "in" if at > 0 && !is_word(at - 1, "not") && Some(at) != self.in_of_loop() => 1,
+            _ => return None,
+        };
+        (token.kind == Kind::Operator || (self.is_keyword(at) && !self.is_of_test(at))).then(|| at..at + length)
+    }
+
+    /// Whether a token is the `not` or `in` of a test: `x is not none`, `x is in y`.
+    fn is_of_test(&self, at: usize) -> bool {
+        let before = |word: &str| at > 0 && self.tokens[at - 1].text == word;
+        match self.tokens[at].text {
+            "not" => before("is"),
+            "in" => before("is") || (before("not") && self.is_of_test(at - 1)),
+            _ => false,
+        }
+    }
+
+    /// The first `in` of a `for` block.
+    fn in_of_loop(&self) -> Option<usize> {
+        let is_loop = self.is_block && self.tokens.first().is_some_and(|token| token.text == "for");
+        let is_in = |token: &Token| token.depth == 0 && token.kind == Kind::Name && token.text == "in";
+        self.tokens.iter().position(is_in).filter(|_| is_loop)
     }
 
     /// Whether the operands of a comparison end at a token.
     fn ends_operand(&self, at: usize) -> bool {
         let token = &self.tokens[at];
         let ends = [",", "=", ":", "==", "!=", "<", "<=", ">", ">="];
-        self.is_keyword(at) || (token.kind == Kind::Operator && ends.contains(&token.text))
+        let is_word = self.is_keyword(at) && !self.is_of_test(at);
+        is_word || (token.kind == Kind::Operator && ends.contains(&token.text))
     }
 
     /// The tokens before an operator, up to one that ends an operand, or a bracket that encloses the operator.
@@ -242,7 +292,7 @@ impl Rewriter<'_> {
         let outer = |index: &usize| self.tokens[*index].depth == 0;
         let all = 0..self.tokens.len();
         if word(0, "for") {
-            let Some(begin) = all.clone().filter(outer).find(|index| word(*index, "in")) else { return };
+            let Some(begin) = self.in_of_loop() else { return };
             let ends = |index: &usize| word(*index, "if") || word(*index, "recursive");
             let end = (begin + 1..all.end).filter(outer).find(ends).unwrap_or(all.end);
             if end > begin + 1 {
@@ -321,7 +371,15 @@ mod tests {
     #[test]
     fn only_what_differs_is_written_otherwise() {
         let expression = |text: &str| rewrite(text, false, None);
-        for same in [" a + b - -1 ", " 'a' + \"~\" ", " x[1:] | join(', ') ", " 5 % 3 ", " 1 < 2 < 3 ", " 1e-5 "] {
+        for same in [
+            " a + b - -1 ",
+            " 'a' + \"~\" ",
+            " x[1:] | join(', ') ",
+            " 5 % 3 ",
+            " 1 == 2 != 3 ",
+            " x is not in y ",
+            " 1e-5 ",
+        ] {
             assert_eq!(expression(same), same);
         }
         for (text, expected) in [
@@ -332,12 +390,16 @@ mod tests {
             ("x if a|length<b-1 else c", "x if __compare(a|length, '<', b-1) else c"),
             ("a ~ b < c", "__compare(__text(a) ~ __text(b) , '<',  c)"),
             ("+a ~ b", "__text(- -a) ~ __text(b)"),
+            ("not a in b.c|list or d", "not __compare(a , 'in',  b.c|list) or d"),
+            ("1 == x not  in y < 3", "__compare(1 , '==',  x , 'not in',    y , '<',  3)"),
+            ("x is not none == a in b", "__compare(x is not none , '==',  a , 'in',  b)"),
         ] {
             assert_eq!(expression(text), expected, "{text}");
         }
         let block = |text: &str| rewrite(text, true, Some("f(a, kwargs)"));
         assert_eq!(block(" for a, b in c if a < b "), " for a, b in __iterable((c)) if __compare(a , '<',  b) ");
         assert_eq!(block(" for a in kwargs.items() recursive "), " for a in __iterable((kwargs.items())) recursive ");
+        assert_eq!(block(" for a in b if a in c "), " for a in __iterable((b)) if __compare(a , 'in',  c) ");
         assert_eq!(block(" if varargs "), " if __refuse('varargs') ");
         assert_eq!(block(" include 'x' ignore missing "), " include 'x'   ");
     }

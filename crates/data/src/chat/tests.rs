@@ -237,6 +237,10 @@ fn what_is_not_supported_is_refused_by_name_and_line() {
         ("\n{% for x in none %}{% endfor %}", "not iterable"),
         ("\n{{ 1 < 'a' }}", "'<' not supported between instances of 'int' and 'str'"),
         ("\n{{ missing > 1 }}", "left of '>' is undefined"),
+        ("\n{{ 1 in 'a1' }}", "'in <string>' requires string as left operand, not int"),
+        ("\n{{ 1 < 'a' < 3 }}", "'<' not supported between instances of 'int' and 'str'"),
+        ("\n{{ messages | map(attribute='role') }}", "add `| list`"),
+        ("\n{{ [1] | reverse ~ 'a' }}", "add `| list`"),
     ] {
         let error = template(source).render(&messages(), None, false).unwrap_err().to_string();
         assert!(error.contains(what) && error.contains("line 2"), "{source}: {error}");
