@@ -251,6 +251,15 @@ mod tests {
                 let names = write(&mut *model, dtype, max_bytes, &Map::new(), dir.path()).unwrap();
                 let whole = names.contains(&WEIGHTS.to_string());
                 assert_eq!((whole, names.contains(&INDEX.to_string())), (max_bytes == 1 << 30, max_bytes < 1 << 30));
+                #[cfg(unix)]
+                for name in &names {
+                    // As every new file, for whom the user lets read them.
+                    let mode = |name: &str| {
+                        let data = fs::metadata(dir.path().join(name)).unwrap();
+                        std::os::unix::fs::PermissionsExt::mode(&data.permissions())
+                    };
+                    assert_eq!(mode(name), mode(CONFIG), "{name}");
+                }
                 let mut read = load(dir.path()).unwrap();
                 assert_eq!(read.config(), &config);
                 for (x, y) in values(&mut *model).iter().zip(values(&mut *read)) {

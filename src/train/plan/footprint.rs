@@ -78,8 +78,9 @@ fn ready(
     device: &Device,
     place: Place,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
-    // Initial weights are made on the CPU, whose memory keeps what they took.
-    let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
+    // Random weights are made on the CPU, whose memory keeps what they took; those of a folder are read where they go.
+    let are_read = !config.model.init.is_empty() && !config.model.new_tokenizer;
+    let weights = if device.is_gpu() || are_read { Device::DryRun(DryRun::cpu()) } else { device.clone() };
     let model = with_weights_on(weights, || {
         let mut model = build(shape, config.run.seed)?;
         lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
