@@ -132,17 +132,16 @@ impl PendingSnapshot {
         contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let moments = match config.checkpoint.optimizer {
-            true => {
-                let all = optimizer.moments().into_iter();
-                Some(all.map(|(moment, tensor)| Ok((moment, read_back(tensor)?))).collect::<Result<_>>()?)
-            }
-            false => None,
+        let moments = config.checkpoint.optimizer.then(|| optimizer.moments());
+        let values: Vec<Tensor> = match contents {
+            Contents::Model => parameters.stored().cloned().collect(),
+            Contents::Adapters => vec![parameters.trained()?],
         };
-        let values = match contents {
-            Contents::Model => parameters.stored().map(read_back).collect::<Result<_>>()?,
-            Contents::Adapters => vec![read_back(&parameters.trained()?)?],
-        };
+        let of_moments = moments.iter().flatten().map(|(_, tensor)| *tensor);
+        Tensor::keep_reads(values.iter().chain(of_moments).chain(optimizer.averages()));
+        let read = |(moment, tensor)| Ok((moment, read_back(tensor)?));
+        let moments = moments.map(|all| all.into_iter().map(read).collect::<Result<_>>()).transpose()?;
+        let values = values.iter().map(read_back).collect::<Result<_>>()?;
         let averages = optimizer.averages().map(read_back).transpose()?;
         let states = carried.iter().flat_map(Cache::states);
         let carried = states.map(|state| Ok((state.shape().clone(), read_back(state)?))).collect::<Result<_>>()?;

@@ -32,7 +32,7 @@ use crate::train::run::trace::RunTrace;
 use crate::train::setup::adapters::lora;
 use crate::train::step::ranks::Leader;
 use crate::train::step::replica::Replica;
-use crate::{Tensor, units};
+use crate::units;
 use guard::{Anomaly, Monitor};
 use in_flight::{Contents, InFlight, PendingSnapshot, PendingStep};
 use serde_json::{Value, json};
@@ -40,7 +40,6 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// A run under way.
@@ -80,8 +79,6 @@ pub(super) struct Trainer<'a> {
     /// What compiles ahead of the first step, until that is done.
     precompile: Option<Precompile>,
     start_up: Option<StartUp>,
-    /// What allocates the memory of the first checkpoint.
-    staging: Option<JoinHandle<()>>,
     clock: WallClock,
     trace: Option<RunTrace>,
     throughput: Throughput,
@@ -133,7 +130,6 @@ impl Trainer<'_> {
     /// Waits for the first step, to tell how long it took to come so far.
     fn end_start_up(&mut self, mut precompile: Precompile) -> Result<()> {
         self.options.device.synchronize()?;
-        self.prepare_for_checkpoints()?;
         let start_up = StartUp { wall: self.clock.times(), ahead: precompile.finish().pop() };
         tracing::info!("{start_up}");
         self.start_up = Some(start_up);
@@ -350,10 +346,6 @@ impl Trainer<'_> {
         if self.finish_saving()? {
             return Ok(());
         }
-        if let Some(staging) = self.staging.take() {
-            // Half allocated it would be allocated twice.
-            staging.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        }
         self.leader.align(&self.replica)?;
         let further = self.leader.further(&self.replica)?;
         let contents = if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model };
@@ -361,19 +353,6 @@ impl Trainer<'_> {
         self.in_flight.push_back(InFlight::Snapshot(Box::new(pending)));
         self.saved = Some(now);
         self.take_arrived(false).map(drop)
-    }
-
-    /// Allocates the host memory of the first checkpoint beside the steps before it.
-    fn prepare_for_checkpoints(&mut self) -> Result<()> {
-        let Replica { parameters, optimizer, .. } = &self.replica;
-        let trained = (self.config.lora.rank > 0).then(|| parameters.trained()).transpose()?;
-        let values = trained.as_ref().map_or_else(|| parameters.stored().collect(), |trained| vec![trained]);
-        let moments = optimizer.moments().into_iter().map(|(_, moment)| moment);
-        let moments = moments.filter(|_| self.config.checkpoint.optimizer);
-        let prepare = Tensor::prepare_reads(values.into_iter().chain(moments).chain(optimizer.averages()));
-        let thread = thread::Builder::new().name("staging".into()).spawn(prepare);
-        self.staging = thread.map_err(|e| tracing::debug!("no thread to prepare checkpoints: {e}")).ok();
-        Ok(())
     }
 
     /// Hands a snapshot to the writer.

@@ -34,10 +34,15 @@ impl Buffers {
         self.lock().take(class)
     }
 
+    /// The most free bytes.
+    fn most(&self) -> usize {
+        MOST_FREE_BYTES.max(self.expected.load(Ordering::Relaxed))
+    }
+
     fn keep(&self, buffer: wgpu::Buffer) {
         let mut list = self.lock();
         list.insert(buffer.size() as usize, buffer);
-        let removed = list.shrink(MOST_FREE_BYTES.max(self.expected.load(Ordering::Relaxed)));
+        let removed = list.shrink(self.most());
         drop(list);
         drop(removed);
     }
@@ -59,24 +64,9 @@ impl StagingPool {
         size_class_within(bytes, device.limits().max_buffer_size)
     }
 
-    /// A new buffer of such a size.
-    pub fn create(device: &wgpu::Device, size: usize) -> wgpu::Buffer {
-        device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("staging"),
-            size: size as u64,
-            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        })
-    }
-
     /// Keeps at least as many bytes between reads.
     pub fn expect(&self, bytes: usize) {
         self.0.expected.fetch_max(bytes, Ordering::Relaxed);
-    }
-
-    /// Caches an unmapped buffer.
-    pub fn keep(&self, buffer: wgpu::Buffer) {
-        self.0.keep(buffer);
     }
 
     /// Releases all cached buffers.
@@ -160,7 +150,14 @@ pub(super) struct Staging {
 impl Staging {
     pub fn new(device: &wgpu::Device, size: usize, staging_pool: &StagingPool) -> Staging {
         let class = StagingPool::size(device, size);
-        let buffer = staging_pool.0.take(class).unwrap_or_else(|| StagingPool::create(device, class));
+        let buffer = staging_pool.0.take(class).unwrap_or_else(|| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("staging"),
+                size: class as u64,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        });
         let state = Arc::new(AtomicU8::new(WAITING));
         Staging { buffer, state, submission: Arc::default(), arrived: Arc::default() }
     }
@@ -327,19 +324,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_prepared_is_read_into_and_kept() {
-        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
-        // Of a size that no other test reads, as they share the pools.
-        let bytes = 5_555_555;
-        let class = StagingPool::size(&gpu.0.device, bytes);
-        let free = || gpu.0.staging_pool.0.lock().count_of(class);
-        gpu.prepare_downloads(&[bytes, bytes]);
-        assert_eq!(free(), 2);
-        let slice = gpu.alloc(bytes, MemoryKind::Other).unwrap();
-        let read = gpu.download_later(&slice).unwrap();
-        assert_eq!(free(), 1);
-        drop(read.wait_mapped().unwrap());
-        assert_eq!(free(), 2);
+    fn as_much_is_kept_as_is_known_to_be_read_again() {
+        let pool = StagingPool::default();
+        for (expected, most) in [(1000, MOST_FREE_BYTES), (3 << 30, 3 << 30), (2 << 30, 3 << 30)] {
+            pool.expect(expected);
+            assert_eq!(pool.0.most(), most);
+        }
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn prepare_downloads(&self, _sizes: &[usize]) {
+    pub fn keep_downloads(&self, _sizes: &[usize]) {
         match self.0 {}
     }
 

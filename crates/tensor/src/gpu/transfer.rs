@@ -111,18 +111,10 @@ impl Gpu {
         Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
     }
 
-    /// Allocates host memory for reads of these sizes, which takes part of a second per gigabyte, and keeps as much
-    /// between reads. Another thread may call it while steps are computed. A read allocates itself what could not be
-    /// allocated here.
-    pub fn prepare_downloads(&self, sizes: &[usize]) {
-        let classes = sizes.iter().map(|size| StagingPool::size(&self.0.device, *size)).collect::<Vec<_>>();
-        self.0.staging_pool.expect(classes.iter().sum());
-        for class in classes {
-            match self.made(class, || StagingPool::create(&self.0.device, class)) {
-                Ok(buffer) => self.0.staging_pool.keep(buffer),
-                Err(error) => return tracing::debug!("no host memory ahead of a read: {error}"),
-            }
-        }
+    /// Keeps host memory for reads of these sizes between them, however much it is: to allocate gigabytes takes seconds.
+    pub fn keep_downloads(&self, sizes: &[usize]) {
+        let classes = sizes.iter().map(|size| StagingPool::size(&self.0.device, *size));
+        self.0.staging_pool.expect(classes.sum());
     }
 
     /// Memory that a kernel writes and [`Gpu::download_by_copy_queue`] reads. `None` if the device has no transfer

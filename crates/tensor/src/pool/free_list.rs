@@ -20,12 +20,6 @@ impl<T> Default for FreeList<T> {
 }
 
 impl<T> FreeList<T> {
-    /// How many blocks of this size are free.
-    #[cfg(all(test, feature = "gpu"))]
-    pub fn count_of(&self, size: usize) -> usize {
-        self.by_size.get(&size).map_or(0, VecDeque::len)
-    }
-
     /// Of all free blocks.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {

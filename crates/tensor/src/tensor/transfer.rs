@@ -164,10 +164,9 @@ impl Tensor {
         })
     }
 
-    /// Allocates the host memory in which [`Tensor::read_later`] reads all of these tensors, when the returned function
-    /// is called: on a thread of its own, because for gigabytes it takes part of a second.
+    /// Keeps the host memory in which [`Tensor::read_later`] reads all of these tensors for the next time.
     #[doc(hidden)]
-    pub fn prepare_reads<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> impl FnOnce() + Send + 'static {
+    pub fn keep_reads<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
         let (mut gpu, mut sizes) = (None, Vec::new());
         for tensor in tensors {
             let parts = match tensor.storage() {
@@ -181,7 +180,7 @@ impl Tensor {
                 }
             }
         }
-        move || gpu.into_iter().for_each(|gpu| gpu.prepare_downloads(&sizes))
+        gpu.into_iter().for_each(|gpu| gpu.keep_downloads(&sizes));
     }
 
     /// The values in elements of this type, on the device and on their way to the host: beside the kernels that follow,

@@ -65,7 +65,6 @@ pub(super) fn join<'a>(checked: Checked, opened: Opened, mut process: Process<'a
         out_of_patience: false,
         precompile: Some(precompile),
         start_up: None,
-        staging: None,
         writer: Writer::default(),
         throughput: Throughput::default(),
         tokens: 0,
