@@ -149,11 +149,11 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn keep_downloads(&self, _sizes: &[usize]) {
+    pub(crate) fn keep_downloads(&self, _sizes: &[usize]) {
         match self.0 {}
     }
 
-    pub fn upload_by(&self, _slice: &GpuSlice, _fill: &(dyn Fn(usize, &mut [u8]) + Sync)) -> Result<()> {
+    pub(crate) fn upload_by(&self, _slice: &GpuSlice, _fill: &(dyn Fn(usize, &mut [u8]) + Sync)) -> Result<()> {
         match self.0 {}
     }
 

@@ -58,7 +58,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Those of [`Gpu::upload`].
-    pub fn upload_by(&self, slice: &GpuSlice, fill: &(dyn Fn(usize, &mut [u8]) + Sync)) -> Result<()> {
+    pub(crate) fn upload_by(&self, slice: &GpuSlice, fill: &(dyn Fn(usize, &mut [u8]) + Sync)) -> Result<()> {
         for start in (0..slice.size).step_by(PIECE) {
             let piece = slice.slice(start, PIECE.min(slice.size - start));
             if self.0.upload_pool.pending_bytes() >= MOST_PENDING {
@@ -112,7 +112,7 @@ impl Gpu {
     }
 
     /// Keeps host memory for reads of these sizes between them, however much it is: to allocate gigabytes takes seconds.
-    pub fn keep_downloads(&self, sizes: &[usize]) {
+    pub(crate) fn keep_downloads(&self, sizes: &[usize]) {
         let classes = sizes.iter().map(|size| StagingPool::size(&self.0.device, *size));
         self.0.staging_pool.expect(classes.sum());
     }
