@@ -269,13 +269,12 @@ fn lora(c: &Checker) -> Result<()> {
 /// A rollback takes the optimizer's state.
 fn roll_back(c: &Checker) -> Result<()> {
     let Config { checkpoint, guard, .. } = c.config();
-    let wanted = match guard {
-        _ if checkpoint.optimizer => None,
-        guard if guard.non_finite == NonFinite::Rollback => Some(("guard.non_finite", "\"rollback\"".to_string())),
-        guard if guard.spike_z > 0.0 => Some(("guard.spike_z", guard.spike_z.to_string())),
-        _ => None,
+    let (key, value) = match (guard.non_finite, guard.spike_z) {
+        _ if checkpoint.optimizer => return Ok(()),
+        (NonFinite::Rollback, _) => ("guard.non_finite", "\"rollback\"".to_string()),
+        (_, 0.0) => return Ok(()),
+        (_, spike_z) => ("guard.spike_z", spike_z.to_string()),
     };
-    let Some((key, value)) = wanted else { return Ok(()) };
     let message = format!(
         "{}, and {}: a run is rolled back by its optimizer's state, which no checkpoint has then",
         c.tell(key, value),

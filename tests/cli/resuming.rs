@@ -432,6 +432,17 @@ fn a_run_without_the_state_of_its_optimizer_is_smaller_and_goes_on_as_a_new_one_
     resume(&sandbox, &[]).fails_with(&["step-000006", "checkpoint.optimizer was false", &advice]);
     sandbox.run(&["generate", "--model", &folder, "--prompt", "the", "--max-tokens", "2"]).succeeds();
     sandbox.run(&[&["train", "--init", &folder, "--max-steps", "1", "corpus.txt"], &CPU[..]].concat()).succeeds();
+    // Nor do other ranks send theirs; the weights are those of a run that saves all.
+    let two = |name: &str, further: &[&str]| {
+        let args = ["train", "--device", "cpu,cpu", "--config", "tiny.toml", "--name", name];
+        let shard = [&["train.shard_optimizer=true"], further].concat();
+        sandbox.run(&[&args[..], &flags("", &shard)].concat()).succeeds();
+        let folder = format!("runs/{name}/checkpoints/{}", sandbox.read(format!("runs/{name}/last")).trim());
+        let names = sandbox.names_in(&folder);
+        (fs::read(sandbox.path(format!("{folder}/model.safetensors"))).unwrap(), names.len())
+    };
+    let (all, less) = (two("all", &[]), two("less", &without));
+    assert!(all.0 == less.0 && all.1 == less.1 + 1, "{} and {} files", all.1, less.1);
     for wants_rollback in ["guard.non_finite=rollback", "guard.spike_z=5"] {
         let key = wants_rollback.split('=').next().unwrap();
         let run = sandbox.train(&flags(SETTINGS, &["checkpoint.optimizer=false", wants_rollback]));

@@ -124,7 +124,7 @@ fn read_state(folder: &Path) -> Result<TrainerState> {
     let Some(manifest) = Manifest::read(folder)? else {
         return Err(wrong("cannot be resumed: it has no manifest.json, as those of older versions".into()));
     };
-    manifest.check_all(folder)?;
+    // Before gigabytes are hashed.
     if !manifest.lists(OPTIMIZER) {
         return Err(wrong(format!(
             "cannot be resumed: checkpoint.optimizer was false, so it has no {OPTIMIZER}; train its model further in a \
@@ -132,6 +132,7 @@ fn read_state(folder: &Path) -> Result<TrainerState> {
             quoted(folder)
         )));
     }
+    manifest.check_all(folder)?;
     let path = folder.join(STATE);
     let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
     serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{STATE} is of another version of rustyflow: {e}")))

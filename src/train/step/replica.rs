@@ -8,7 +8,7 @@ use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
 use crate::models::{Cache, LanguageModel, ModelKind};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
-use crate::optim::{Optimizer, ParameterArena};
+use crate::optim::{Moment, Optimizer, ParameterArena};
 use crate::profile::Span;
 use crate::step::{self, GradientSync, Losses, Outcome, Rehearsal, SingleDevice, Training};
 use crate::{Device, Error, Result, Tensor};
@@ -86,6 +86,11 @@ pub(in crate::train) struct Update {
 }
 
 impl Replica {
+    /// The optimizer's moments, if checkpoints hold them.
+    pub fn saved_moments(&self) -> Option<Vec<(Moment, &Tensor)>> {
+        self.config.checkpoint.optimizer.then(|| self.optimizer.moments())
+    }
+
     /// A replica that computes whole steps, as on a single device.
     pub fn new(
         config: Arc<Config>,

@@ -127,12 +127,13 @@ impl PendingSnapshot {
     /// If the driver reported an error.
     pub(in crate::train) fn new(
         state: TrainerState,
-        Replica { config, parameters, optimizer, carried, .. }: &Replica,
+        replica: &Replica,
         further: Further,
         contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let moments = config.checkpoint.optimizer.then(|| optimizer.moments());
+        let Replica { parameters, optimizer, carried, .. } = replica;
+        let moments = replica.saved_moments();
         let values: Vec<Tensor> = match contents {
             Contents::Model => parameters.stored().cloned().collect(),
             Contents::Adapters => vec![parameters.trained()?],

@@ -317,6 +317,7 @@ mod tests {
     use super::*;
     use crate::pool::size_class;
     use crate::profile::MemoryKind;
+    use crate::{DType, Device, Tensor};
 
     /// Bytes of the pools of reads and uploads.
     fn kept(gpu: &Gpu) -> [usize; 2] {
@@ -330,6 +331,13 @@ mod tests {
             pool.expect(expected);
             assert_eq!(pool.0.most(), most);
         }
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let device = Device::Gpu(gpu.clone());
+        let whole = Tensor::zeros([5000], DType::F32, &device).unwrap();
+        let parts = Tensor::zeros_in_segments(&[1024], 4096, DType::F16, &device, MemoryKind::Other).unwrap();
+        Tensor::keep_reads([&whole, &parts]);
+        let classes = [20_000, 2048, 6144].map(|bytes| StagingPool::size(&gpu.0.device, bytes));
+        assert_eq!(gpu.0.staging_pool.0.expected.load(Ordering::Relaxed), classes.iter().sum::<usize>());
     }
 
     #[test]

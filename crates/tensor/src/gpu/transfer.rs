@@ -53,8 +53,8 @@ impl Gpu {
         self.upload_mapped(slice, |mapped| write(mapped, parts))
     }
 
-    /// Records an upload to `slice` of what `fill` writes: it gets the place of the first byte of a part, and memory for
-    /// the part. Several threads call it at a time. Host memory holds a few pieces of [`PIECE`] bytes.
+    /// Records an upload to `slice` of what `fill` writes: it receives the offset of a part in bytes, and memory for the
+    /// part. Several threads call it at a time. Host memory holds a few pieces of [`PIECE`] bytes.
     ///
     /// # Errors
     /// Those of [`Gpu::upload`].
@@ -111,7 +111,7 @@ impl Gpu {
         Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
     }
 
-    /// Keeps host memory for reads of these sizes between them, however much it is: to allocate gigabytes takes seconds.
+    /// Keeps host memory for reads of these sizes between them, however much it is: allocating gigabytes takes seconds.
     pub(crate) fn keep_downloads(&self, sizes: &[usize]) {
         let classes = sizes.iter().map(|size| StagingPool::size(&self.0.device, *size));
         self.0.staging_pool.expect(classes.sum());

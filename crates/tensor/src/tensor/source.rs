@@ -58,24 +58,20 @@ impl Unread {
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len * self.dtype.size_bytes()];
-        write_parallel(self, self.dtype, &mut bytes);
+        write_parallel(self, self.dtype, 0, &mut bytes);
         bytes
-    }
-
-    /// The largest magnitude of the elements; not-a-numbers have none.
-    fn largest_magnitude(&self) -> f32 {
-        let of_part = |first: usize| {
-            let mut values = [0.0; CHUNK];
-            let values = &mut values[..CHUNK.min(self.len - first)];
-            self.read(first, values);
-            largest_magnitude(values)
-        };
-        (0..self.len).into_par_iter().step_by(CHUNK).map(of_part).reduce(|| 0.0, f32::max)
     }
 }
 
-fn largest_magnitude(values: &[f32]) -> f32 {
-    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
+/// The largest magnitude of the first `len` elements; NaNs have none.
+fn largest_magnitude(source: &(impl Source + ?Sized), len: usize) -> f32 {
+    let of_chunk = |first: usize| {
+        let mut values = [0.0; CHUNK];
+        let values = &mut values[..CHUNK.min(len - first)];
+        source.read(first, values);
+        values.iter().map(|value| value.abs()).fold(0.0, f32::max)
+    };
+    (0..len).into_par_iter().step_by(CHUNK).map(of_chunk).reduce(|| 0.0, f32::max)
 }
 
 /// Writes the elements from `first` on as `dtype`, f32 or f16.
@@ -91,9 +87,10 @@ fn write(source: &(impl Source + ?Sized), dtype: DType, first: usize, out: &mut 
     }
 }
 
-fn write_parallel(source: &(impl Source + ?Sized), dtype: DType, out: &mut [u8]) {
+/// [`write`] by all threads.
+fn write_parallel(source: &(impl Source + ?Sized), dtype: DType, first: usize, out: &mut [u8]) {
     let elements = PART / dtype.size_bytes();
-    out.par_chunks_mut(PART).enumerate().for_each(|(part, out)| write(source, dtype, part * elements, out));
+    out.par_chunks_mut(PART).enumerate().for_each(|(part, out)| write(source, dtype, first + part * elements, out));
 }
 
 impl Tensor {
@@ -136,15 +133,13 @@ impl Tensor {
 
     /// Overwrites the elements with those of a source from `start` on.
     fn write_from(&self, source: &(impl Source + ?Sized), start: usize) -> Result<()> {
-        let (dtype, element) = (self.dtype(), self.dtype().size_bytes());
+        let dtype = self.dtype();
         match self.storage() {
-            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| {
-                let elements = PART / element;
-                let parts = out[0].par_chunks_mut(PART).enumerate();
-                parts.for_each(|(part, out)| write(source, dtype, start + part * elements, out));
-            }),
+            Storage::Cpu(slice) => {
+                CpuSlice::with_slices(&[], &[slice], |_, out| write_parallel(source, dtype, start, out[0]))
+            }
             Storage::Gpu(gpu, slice) => {
-                gpu.upload_by(slice, &|offset, out| write(source, dtype, start + offset / element, out))
+                gpu.upload_by(slice, &|offset, out| write(source, dtype, start + offset / dtype.size_bytes(), out))
             }
             Storage::DryRun(_) => Ok(()),
             Storage::Segments(segments) => {
@@ -159,15 +154,15 @@ impl Tensor {
         }
     }
 
-    /// The largest magnitude of the elements, f32 or f16; not-a-numbers have none.
+    /// The largest magnitude of the elements, f32 or f16; NaNs have none.
     ///
     /// # Errors
     /// If the driver reported an error.
     #[doc(hidden)]
     pub fn largest_magnitude(&self) -> Result<f32> {
         Ok(match self.storage() {
-            Storage::Unread(unread) => unread.largest_magnitude(),
-            _ => largest_magnitude(&self.to_f32()?),
+            Storage::Unread(unread) => largest_magnitude(unread, self.len()),
+            _ => largest_magnitude(&self.to_f32()?[..], self.len()),
         })
     }
 }

@@ -203,7 +203,8 @@ impl Tensor {
         Ok((values, readback))
     }
 
-    /// The same values in the memory of a device; the same tensor if it is there already. The gradient goes back the same way.
+    /// The same values in the memory of a device; the same tensor if it is there already. The gradient goes back the
+    /// same way.
     ///
     /// # Errors
     /// If the other device has no memory left, or a driver reported an error.

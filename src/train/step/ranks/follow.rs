@@ -89,7 +89,7 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
                 // What it comes to is for rank 0, which alone may stop it.
                 evaluate(comm, &replica, &validation, &AtomicBool::new(false))?;
             }
-            Command::Moments => moments::send(comm, &replica.parameters, &replica.optimizer)?,
+            Command::Moments => moments::send(comm, &replica)?,
             Command::Carried => {
                 let known = replica.carried.as_ref().map_or(Ok(Vec::new()), carried::encode_now)?;
                 comm.gather(known)?;

@@ -2,8 +2,9 @@
 //! sharded weights; or those of their local steps (`train.sync_every`).
 
 use crate::comm::Background;
-use crate::optim::{Moment, Optimizer, ParameterArena};
+use crate::optim::Moment;
 use crate::tensor::Bytes;
+use crate::train::step::replica::Replica;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -16,13 +17,14 @@ struct Header {
     bytes: usize,
 }
 
-/// Sends what this rank's optimizer remembers to rank 0, and the weights that it has alone.
-pub(super) fn send(comm: &Background, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
+/// Sends this rank's saved moments to rank 0, and the weights that it has alone.
+pub(super) fn send(comm: &Background, replica: &Replica) -> Result<()> {
+    let Replica { parameters, optimizer, .. } = replica;
     let (mut headers, mut all) = (Vec::new(), Vec::new());
     let values = parameters.divided_values(optimizer.part())?;
     let trained = Moment { range: optimizer.part().clone(), ..Moment::trained(parameters) };
     let own = values.iter().map(|values| (trained.clone(), values));
-    for (Moment { name, range, .. }, tensor) in optimizer.moments().into_iter().chain(own) {
+    for (Moment { name, range, .. }, tensor) in replica.saved_moments().unwrap_or_default().into_iter().chain(own) {
         let bytes = tensor.to_bytes()?;
         headers.push(Header { name: name.into(), range, bytes: bytes.len() });
         all.extend(bytes);
