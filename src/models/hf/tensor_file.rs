@@ -72,7 +72,7 @@ mod tests {
         // One larger than what a thread writes at a time.
         let bytes: Vec<u8> = (0..PART + 4000).map(|i| (i % 251) as u8).collect();
         let sizes =
-            [("b", Dtype::F16, 6), ("a.10", Dtype::F32, PART + 4000), ("a.9", Dtype::F32, 8), ("c", Dtype::F16, 0)];
+            [("a", Dtype::F16, 6), ("b.10", Dtype::F32, PART + 4000), ("b.9", Dtype::F32, 8), ("c", Dtype::F16, 0)];
         let views = || {
             let view = |(name, dtype, size): (&str, Dtype, usize)| {
                 let shape = vec![size * 8 / dtype.bitsize()];
