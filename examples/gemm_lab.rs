@@ -205,7 +205,7 @@ impl Gemm {
         let is = |given: &Value| match given {
             Value::Str(text) => *text == value,
             Value::Bool(on) => on.to_string() == value,
-            Value::Int(_) => false,
+            Value::Int(_) | Value::Strs(_) => false,
         };
         self.extra.iter().any(|(key, given)| *key == name && is(given))
     }

@@ -16,6 +16,10 @@ the gradient; `bfloat16_difference` says how far its own ends from the goldens. 
 is a parameter of its own to it, stored as (outputs, inputs). PyTorch has no Lion: that case is the update of its
 paper (Chen et al. 2023, algorithm 2), in the order of its authors' PyTorch code: the decay comes first.
 
+Moments of 8 bits (Dettmers et al. 2022) are not in PyTorch: the cases `<rule>-int8` are its formulas with moments that
+are stored as bitsandbytes does, in blocks of 256 and with its tables, which are compared with its own where it is
+installed. They are computed in float32, for a code depends on a rounding at a border between two.
+
 How to read the numbers: `scripts/make_goldens.py`, whose settings these are. Everything is computed in float64 from
 values that are float32, so the whole tolerance belongs to the implementation under test.
 """
@@ -56,6 +60,9 @@ CASES = {
     "rmsprop-momentum": {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "centered": False, "grad_clip": 0.0},
     "rmsprop-centered": {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "centered": True, "grad_clip": 10.0},
     "rmsprop-both": {"alpha": 0.95, "eps": 1e-8, "momentum": 0.8, "centered": True, "grad_clip": 10.0},
+    "adamw-int8": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 10.0},
+    "lion-int8": {"beta1": 0.9, "beta2": 0.99, "grad_clip": 10.0},
+    "sgd-int8": {"momentum": 0.9, "grad_clip": 10.0},
 }
 
 
@@ -87,9 +94,12 @@ def main() -> None:
 
     tensors, cases = dict(given), {}
     for name, settings in CASES.items():
-        want = run(given, name, settings, torch.float64)
-        got = run(given, name, settings, torch.float32)
-        cases[name] = settings | {"float32_error": rounded(errors(got, want))}
+        int8 = name.endswith("-int8")
+        want = run(given, name, settings, torch.float32 if int8 else torch.float64)
+        cases[name] = dict(settings)
+        if not int8:
+            got = run(given, name, settings, torch.float32)
+            cases[name] |= {"float32_error": rounded(errors(got, want))}
         if name.startswith("muon"):
             bfloat16 = errors(run(given, name, settings, torch.float32, in_bfloat16=True), want)
             cases[name] |= {"bfloat16_difference": {key: float(f"{error:.1e}") for key, error in bfloat16.items()}}
@@ -170,14 +180,16 @@ def whole(name: str, tensors: list[Tensor]) -> Tensor:
 def run(given: dict[str, Tensor], case: str, settings: dict, dtype: torch.dtype,
         in_bfloat16: bool = False) -> dict[str, Tensor]:
     """The weights after the steps, computed in `dtype`."""
-    params = {name: [torch.nn.Parameter(piece.to(dtype, copy=True)) for piece in pieces(name, given[f"weight.{name}"])]
+    # Blocks of 8 bits are of parameters as they are stored.
+    cut = (lambda _, tensor: [tensor]) if case.endswith("-int8") else pieces
+    params = {name: [torch.nn.Parameter(piece.to(dtype, copy=True)) for piece in cut(name, given[f"weight.{name}"])]
               for name in PARAMETERS}
     optimizers = optimizers_of(params, case, settings)
     own = _muon._zeropower_via_newtonschulz
     _muon._zeropower_via_newtonschulz = own if in_bfloat16 else newton_schulz
     for step, lr in enumerate(LR):
         for name, its in params.items():
-            for param, grad in zip(its, pieces(name, given[f"grad.{step}.{name}"].to(dtype)), strict=True):
+            for param, grad in zip(its, cut(name, given[f"grad.{step}.{name}"].to(dtype)), strict=True):
                 param.grad = grad.clone()
         if settings["grad_clip"] > 0:
             torch.nn.utils.clip_grad_norm_([p for its in params.values() for p in its], settings["grad_clip"])
@@ -186,7 +198,8 @@ def run(given: dict[str, Tensor], case: str, settings: dict, dtype: torch.dtype,
                 group["lr"] = lr
             optimizer.step()
     _muon._zeropower_via_newtonschulz = own
-    return {name: whole(name, [piece.detach() for piece in its]) for name, its in params.items()}
+    joined = (lambda _, its: its[0]) if cut is not pieces else whole
+    return {name: joined(name, [piece.detach() for piece in its]) for name, its in params.items()}
 
 
 class Lion(torch.optim.Optimizer):
@@ -204,6 +217,70 @@ class Lion(torch.optim.Optimizer):
                 p *= 1 - group["lr"] * group["weight_decay"]
                 p -= group["lr"] * torch.sign(beta1 * m + (1 - beta1) * p.grad)
                 self.state[p]["m"] = beta2 * m + (1 - beta2) * p.grad
+
+
+def dynamic_table(signed: bool) -> Tensor:
+    """The 256 numbers of the codes: bitsandbytes' `create_dynamic_map`."""
+    numbers = [0.0, 1.0]
+    for decade in range(7):
+        count = 2 ** (decade if signed else decade + 1)
+        own = [10.0 ** (decade - 6) * (0.1 + 0.9 * (j + 0.5) / count) for j in range(count)]
+        numbers += own + ([-x for x in own] if signed else [])
+    table = torch.tensor(sorted(numbers), dtype=torch.float64).float()
+    try:
+        from bitsandbytes.functional import create_dynamic_map
+    except ImportError:
+        return table
+    torch.testing.assert_close(table, create_dynamic_map(signed), rtol=1e-6, atol=0)
+    return table
+
+
+TABLES = {True: dynamic_table(True), False: dynamic_table(False)}
+
+
+class Int8(torch.optim.Optimizer):
+    """AdamW, Lion or SGD whose moments are read from codes and stored as codes; the weights are updated before that."""
+
+    def __init__(self, params, case: str, settings: dict) -> None:
+        super().__init__(params, {"lr": 0.0, "weight_decay": 0.0})
+        self.case, self.settings, self.steps = case, settings, 0
+
+    def read(self, p: Tensor, name: str) -> Tensor:
+        if name not in self.state[p]:
+            return torch.zeros_like(p)
+        codes, absmax = self.state[p][name]
+        return (TABLES[name != "v"][codes] * absmax).flatten()[:p.numel()].view_as(p)
+
+    def store(self, p: Tensor, name: str, moment: Tensor) -> None:
+        blocks = torch.nn.functional.pad(moment.flatten(), (0, -moment.numel() % 256)).view(-1, 256)
+        absmax = blocks.abs().amax(1, keepdim=True)
+        scaled = blocks / absmax.where(absmax > 0, 1.0)
+        self.state[p][name] = ((scaled[..., None] - TABLES[name != "v"]).abs().argmin(-1), absmax)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        of = self.settings.get
+        for group in self.param_groups:
+            lr, decay = group["lr"], group["weight_decay"]
+            for p in group["params"]:
+                g, m = p.grad, self.read(p, "m")
+                if self.case == "sgd-int8":
+                    g = g + decay * p
+                    m = of("momentum") * m + g
+                    p -= lr * m
+                elif self.case == "lion-int8":
+                    p *= 1 - lr * decay
+                    p -= lr * torch.sign(of("beta1") * m + (1 - of("beta1")) * g)
+                    m = of("beta2") * m + (1 - of("beta2")) * g
+                else:
+                    p *= 1 - lr * decay
+                    m = of("beta1") * m + (1 - of("beta1")) * g
+                    v = of("beta2") * self.read(p, "v") + (1 - of("beta2")) * g * g
+                    hat = v / (1 - of("beta2") ** self.steps)
+                    p -= lr * (m / (1 - of("beta1") ** self.steps)) / (hat.sqrt() + of("eps"))
+                    self.store(p, "v", v)
+                self.store(p, "m", m)
 
 
 def optimizers_of(params: dict[str, list[Tensor]], case: str, settings: dict) -> list[torch.optim.Optimizer]:
@@ -227,6 +304,8 @@ def optimizers_of(params: dict[str, list[Tensor]], case: str, settings: dict) ->
 
 def elementwise(groups: list[dict], case: str, settings: dict) -> torch.optim.Optimizer:
     own = {name: value for name, value in settings.items() if name != "grad_clip"}
+    if case.endswith("-int8"):
+        return Int8(groups, case, own)
     if case == "lion":
         return Lion(groups, betas=(own["beta1"], own["beta2"]))
     if case == "adam":

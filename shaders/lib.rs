@@ -37,6 +37,7 @@ templates! {
     gather
     grad_norm
     gradient_scale
+    int8_moments
     kv_cache
     layer_norm
     linear_cross_entropy

@@ -45,6 +45,7 @@ const CHANGEABLE: &[&str] = &[
     "train.shard_optimizer",
     "train.comm_timeout",
     "optimizer.muon_learning_rate",
+    "optimizer.state_dtype",
     "checkpoint",
     "guard",
     "log",

@@ -101,6 +101,16 @@ choice! {
 }
 
 choice! {
+    /// Storage type of the optimizer's moments.
+    StateDtype {
+        /// 4 bytes each.
+        F32 = "f32",
+        /// 8 bits each, with one f32 for each block of 256.
+        Int8 = "int8",
+    }
+}
+
+choice! {
     /// RoPE scaling for longer contexts.
     RopeScaling {
         /// No scaling.

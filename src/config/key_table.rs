@@ -2,7 +2,8 @@
 //! the template, the JSON Schema and the tables of `docs/configuration.md` are generated from this table.
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, StateDtype,
+    WeightDtype,
 };
 use super::keys::Key;
 use super::keys::Kind::*;
@@ -120,6 +121,7 @@ keys! {
     "optimizer.ns_steps": Count, within(1.0, 99.0), "Newton-Schulz iterations of `muon`.";
     "optimizer.adjust_lr": Choice(AdjustLr::CHOICES), ANY, "Scaling of `muon`, see below.";
     "optimizer.muon_learning_rate": Real, at_least(0.0), "Learning rate of `muon`; 0: `train.learning_rate`.";
+    "optimizer.state_dtype": Choice(StateDtype::CHOICES), ANY, "Storage of the moments; `int8`: a quarter of the memory.";
     "optimizer.group": Groups, ANY, "Parameter groups, see below.";
     "checkpoint.every": Count, ANY, "Steps between checkpoints; 0: at the end only.";
     "checkpoint.keep_last": Count, at_least(1.0), "Number of newest checkpoints to keep.";

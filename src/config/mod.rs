@@ -45,7 +45,8 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, StateDtype,
+    WeightDtype,
 };
 pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};

@@ -12,7 +12,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype, WeightDtype,
 };
 use super::device_batch::DeviceBatch;
 use super::devices::Devices;
@@ -278,6 +278,8 @@ pub struct OptimizerConfig {
     pub adjust_lr: AdjustLr,
     /// The highest learning rate of `muon`'s matrices, with the same schedule. Default 0: `train.learning_rate`.
     pub muon_learning_rate: f64,
+    /// Storage type of the moments: `f32` or `int8`, block-wise dynamic quantization. Default `f32`.
+    pub state_dtype: StateDtype,
     /// Parameter groups. Default none.
     pub group: Vec<GroupConfig>,
 }
@@ -312,6 +314,7 @@ impl Default for OptimizerConfig {
             ns_steps: 5,
             adjust_lr: AdjustLr::MatchRmsAdamW,
             muon_learning_rate: 0.0,
+            state_dtype: StateDtype::F32,
             group: Vec::new(),
         }
     }

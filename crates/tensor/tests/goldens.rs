@@ -8,7 +8,7 @@ mod golden_ops;
 
 use golden::{Comparison, Golden, number};
 use rustyflow_tensor::nn::{LinearLayout, Module, Parameter};
-use rustyflow_tensor::optim::{AdjustLr, Group, Kind, LearningRate, Optimizer, ParameterArena};
+use rustyflow_tensor::optim::{AdjustLr, Group, Kind, LearningRate, MomentDtype, Optimizer, ParameterArena};
 use rustyflow_tensor::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -108,6 +108,7 @@ fn muon(settings: &Value) -> Kind {
 fn elementwise(case: &str, settings: &Value) -> Kind {
     let of = |name: &str| number(settings, name);
     match case {
+        "adamw" => Kind::AdamW { beta1: of("beta1"), beta2: of("beta2"), eps: of("eps") },
         "lion" => Kind::Lion { beta1: of("beta1"), beta2: of("beta2") },
         "adam" => Kind::Adam { beta1: of("beta1"), beta2: of("beta2"), eps: of("eps") },
         "sgd" | "sgd-plain" | "nag" => Kind::Sgd { momentum: of("momentum"), nesterov: case == "nag" },
@@ -140,11 +141,12 @@ fn check_optimizers(device: &Device) {
         }
         let kinds = match case.as_str() {
             case if case.starts_with("muon") => [muon(settings), Kind::AdamW { beta1, beta2, eps }],
-            case => [elementwise(case, settings); 2],
+            case => [elementwise(case.trim_end_matches("-int8"), settings); 2],
         };
         let is_other = |_: &str, parameter: &Parameter| usize::from(parameter.linear.is_none());
         let arena = ParameterArena::grouped(&mut parameters, device, DType::F32, &is_other).unwrap();
-        let group = |number: usize| Group::new(kinds[number], weight_decay);
+        let moment_dtype = if case.ends_with("-int8") { MomentDtype::Int8 } else { MomentDtype::F32 };
+        let group = |number: usize| Group { moment_dtype, ..Group::new(kinds[number], weight_decay) };
         let mut optimizer = Optimizer::with_groups(&arena, &group, number(settings, "grad_clip")).unwrap();
         for (step, learning_rate) in golden.description["lr"].as_array().unwrap().iter().enumerate() {
             for (name, tensor) in parameters.parameters() {

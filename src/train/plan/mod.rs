@@ -74,8 +74,8 @@ impl Plan {
             parameter_bytes: bytes(DType::F32, in_f32 - elsewhere) + bytes(DType::F16, f16_only),
             half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
             gradient_bytes: of_trained(|trained| trained.parameters),
-            moment_bytes: of_trained(|trained| trained.moments),
-            saved_moment_bytes: of_trained(|trained| trained.saved_moments),
+            moment_bytes: trained.map_or(0, |trained| trained.moment_bytes as u64),
+            saved_moment_bytes: trained.map_or(0, |trained| trained.saved_moment_bytes as u64),
             updated_bytes: of_trained(|trained| trained.parameters - trained.divided)
                 + trained.map_or(0, |trained| bytes(DType::F16, trained.divided)),
             saved_bytes: match trained {
@@ -166,11 +166,12 @@ mod tests {
         crate::models::testing::small(vocab_size, 64, 1, n_embd)
     }
 
-    /// All of a model, of each parameter of which so many numbers are remembered.
+    /// All of a model, of each parameter of which so many f32 are remembered.
     fn trained(model: &ModelConfig, moments: usize) -> Trained {
         let parameters = model.parameter_count();
-        let moments = moments * parameters;
-        Trained { parameters, moments, saved_moments: moments, divided: 0, elsewhere: 0, frozen: None }
+        let moment_bytes = 4 * moments * parameters;
+        let saved_moment_bytes = moment_bytes;
+        Trained { parameters, moment_bytes, saved_moment_bytes, divided: 0, elsewhere: 0, frozen: None }
     }
 
     #[test]
@@ -178,8 +179,10 @@ mod tests {
         let model = model(65, 64);
         let (n, linear) = (model.parameter_count() as u64, model.matmul_weights() as u64);
         let plan = |operands, frozen| {
-            let (saved_moments, frozen) = (200, Some(frozen));
-            let trained = Trained { parameters: 100, moments: 200, saved_moments, divided: 0, elsewhere: 0, frozen };
+            let frozen = Some(frozen);
+            let (moment_bytes, saved_moment_bytes) = (800, 800);
+            let trained =
+                Trained { parameters: 100, moment_bytes, saved_moment_bytes, divided: 0, elsewhere: 0, frozen };
             Plan::new(&model, 1024, operands, Some(&trained))
         };
         let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
@@ -231,7 +234,7 @@ mod tests {
         // Staged values and moments.
         assert_eq!(bytes_per_parameter(adamw, true), 4 + 8);
         assert_eq!(bytes_per_parameter(sgd, true), 4 + 4);
-        let without = Trained { saved_moments: 0, ..trained(&model, adamw) };
+        let without = Trained { saved_moment_bytes: 0, ..trained(&model, adamw) };
         let bytes = Plan::new(&model, 1024, DType::F32, Some(&without)).host_bytes(true);
         assert_eq!(bytes, 4 * model.parameter_count() as u64);
     }

@@ -93,13 +93,14 @@ fn losses_weights_and_moments_are_the_same_to_the_bit() {
 
 #[test]
 fn a_resumed_run_is_the_same_to_the_bit() {
-    for device in Device::for_tests() {
+    let settings = [["train.recompute=block", "model.kind=llama"], ["optimizer.state_dtype=int8", "model.kind=gpt2"]];
+    for (device, settings) in Device::for_tests().into_iter().flat_map(|device| settings.map(|s| (device.clone(), s))) {
         let dir = tempfile::tempdir().unwrap();
-        let resolved = configuration(dir.path(), &["train.recompute=block", "model.kind=llama"]);
+        let resolved = configuration(dir.path(), &settings);
         let stop = AtomicBool::new(false);
         let verified =
             verify_resume(&resolved, 3, std::slice::from_ref(&device), Path::new("data"), None, &stop).unwrap();
-        assert!(verified.differences.is_empty(), "{device}: {:?}", verified.differences);
+        assert!(verified.differences.is_empty(), "{device} {settings:?}: {:?}", verified.differences);
     }
 }
 

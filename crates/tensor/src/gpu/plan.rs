@@ -53,6 +53,7 @@ pub enum Value {
     Int(u32),
     Bool(bool),
     Str(&'static str),
+    Strs(&'static [&'static str]),
 }
 
 impl From<u32> for Value {
@@ -76,6 +77,12 @@ impl From<bool> for Value {
 impl From<&'static str> for Value {
     fn from(v: &'static str) -> Value {
         Value::Str(v)
+    }
+}
+
+impl From<&'static [&'static str]> for Value {
+    fn from(v: &'static [&'static str]) -> Value {
+        Value::Strs(v)
     }
 }
 
@@ -350,13 +357,14 @@ impl fmt::Debug for ChoiceCache {
 pub const PARAMS_BYTES: usize = 128;
 
 /// Names and texts of templates for `{% include "matmul_epilogue" %}`.
-pub const INCLUDES: [(&str, &str); 9] = [
+pub const INCLUDES: [(&str, &str); 10] = [
     ("attention_blocks", rustyflow_shaders::attention_blocks),
     ("attention_common", rustyflow_shaders::attention_common),
     ("attention_coop_common", rustyflow_shaders::attention_coop_common),
     ("conv_pixels", rustyflow_shaders::conv_pixels),
     ("conv_weight", rustyflow_shaders::conv_weight),
     ("gradient_scale", rustyflow_shaders::gradient_scale),
+    ("int8_moments", rustyflow_shaders::int8_moments),
     ("matmul_epilogue", rustyflow_shaders::matmul_epilogue),
     ("matmul_split_fp16", rustyflow_shaders::matmul_split_fp16),
     ("common", rustyflow_shaders::common),

@@ -42,6 +42,7 @@ pub fn render(
                 Value::Int(v) => minijinja::Value::from(v),
                 Value::Bool(v) => minijinja::Value::from(v),
                 Value::Str(v) => minijinja::Value::from(v),
+                Value::Strs(v) => v.iter().copied().collect(),
             };
             (*name, value)
         })

@@ -5,6 +5,7 @@
 mod arena;
 mod ema;
 mod exchange;
+mod int8;
 mod layout;
 mod loss_scale;
 mod muon;
@@ -19,6 +20,7 @@ mod update;
 mod values;
 
 pub use arena::ParameterArena;
+pub use int8::MomentDtype;
 pub use layout::{Entry, Segment};
 pub use muon::AdjustLr;
 pub use optimizer::PreparedUpdate;

@@ -9,12 +9,13 @@
 //! that the launches of an update do not grow with the number of layers; a batch takes a bounded workspace. Where the
 //! norm of all gradients is not finite nothing changes, as in the other rules (`update.rs`).
 
+use super::int8::{self, BLOCK, RECORD_WORDS, record_len, table_of};
 use super::layout::{ALIGN, Entry};
 use super::newton_schulz::{self, Buffers};
 use super::optimizer::{Kind, State, Step, bindable, slice};
 use super::update::{Factor, GradientScale};
 use crate::cpu::CHUNK;
-use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
+use crate::gpu::{Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::nn::LinearLayout;
 use crate::profile::{Cost, MemoryKind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run_into};
@@ -130,20 +131,27 @@ impl Muon {
             unreachable!("the group has matrices")
         };
         let (arena, start) = (step.parameters, state.segment.range.start);
-        let of_moment = |range: &Range<usize>| slice(&state.moments[0], &(range.start - start..range.end - start));
         let momentum = momentum as f32;
+        let is_int8 = state.tables.is_some();
         let ranges = arena.bindable_ranges(&state.segment.range);
         for range in &ranges {
             let counts = step.counts && range.start == start;
             let gradient = slice(arena.gradients(), range);
-            let kernel = Momentum { momentum, scale: step.scale, counts };
-            run_into(&kernel, &[&gradient, step.squares], &[&of_moment(range), step.skipped])?;
+            let kernel = Momentum { momentum, scale: step.scale, counts, is_int8 };
+            let mut inputs = vec![&gradient, step.squares];
+            inputs.extend(&state.tables);
+            run_into(&kernel, &inputs, &[&state.moments_of(range)[0], step.skipped])?;
         }
         for Batch { shape, window, table } in &self.batches {
             let buffers = workspace.buffers(table.shape()[0], shape);
             let blend = if nesterov { momentum } else { 1.0 };
-            let gather = Gather { shape: *shape, momentum: blend, scale: step.scale };
-            let inputs = [&slice(arena.gradients(), window), &of_moment(window), step.squares, table];
+            // A binding starts where 64 records do.
+            let before = if is_int8 { (window.start - start) % (64 * BLOCK) } else { 0 };
+            let gather = Gather { shape: *shape, momentum: blend, scale: step.scale, before, is_int8 };
+            let moments = &state.moments_of(&(window.start - before..window.end))[0];
+            let gradients = slice(arena.gradients(), window);
+            let mut inputs = vec![&gradients, moments, step.squares, table];
+            inputs.extend(&state.tables);
             run_into(&gather, &inputs, &[&buffers.x])?;
             let orthogonal = newton_schulz::orthogonalize(buffers, ns_steps)?;
             let kept = 1.0 - step.learning_rate * state.group.weight_decay;
@@ -214,13 +222,17 @@ impl Workspace {
     }
 }
 
-/// m <- mu m + (1 - mu) g. Inputs: gradients (N), their norm. Outputs, changed in place: m (N), the count of skipped
-/// updates (1) of u32.
+/// m <- mu m + (1 - mu) g. Inputs: gradients (N), their norm, and where m is of 8 bits the tables of its codes. Outputs,
+/// changed in place: m (N) or its records, the count of skipped updates (1) of u32.
 struct Momentum {
     momentum: f32,
     scale: GradientScale,
     counts: bool,
+    is_int8: bool,
 }
+
+/// The name that Muon's moment has.
+const MOMENT: &str = "momentum_buffer";
 
 impl Kernel for Momentum {
     fn name(&self) -> &'static str {
@@ -228,12 +240,14 @@ impl Kernel for Momentum {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[0].clone(), Spec::new([1], DType::U32)])
+        let records = || Spec::new([record_len(inputs[0].shape.elements(), 1)], DType::U32);
+        let moments = if self.is_int8 { records() } else { inputs[0].clone() };
+        Ok(vec![moments, Spec::new([1], DType::U32)])
     }
 
-    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
-        let len = inputs[0].shape.elements() as f64;
-        Cost { flops: 4.0 * len, bytes: 12.0 * len }
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let bytes = inputs[0].size_bytes() + 2 * outputs[0].size_bytes();
+        Cost { flops: 4.0 * inputs[0].shape.elements() as f64, bytes: bytes as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
@@ -244,8 +258,19 @@ impl Kernel for Momentum {
             Factor::NotFinite => return skipped.u32()[0] += u32::from(self.counts),
         };
         let mu = self.momentum;
-        m.f32().par_chunks_mut(CHUNK).zip(inputs[0].f32().par_chunks(CHUNK)).for_each(|(m, g)| {
+        let update = |m: &mut [f32], g: &[f32]| {
             m.iter_mut().zip(g).for_each(|(m, g)| *m = mu * *m + (1.0 - mu) * (g * factor));
+        };
+        let g = inputs[0].f32();
+        if !self.is_int8 {
+            return m.f32().par_chunks_mut(CHUNK).zip(g.par_chunks(CHUNK)).for_each(|(m, g)| update(m, g));
+        }
+        let table = table_of(MOMENT);
+        m.u32().par_chunks_mut(RECORD_WORDS).zip(g.par_chunks(BLOCK)).with_min_len(64).for_each(|(record, g)| {
+            let mut moments = [0.0; BLOCK];
+            table.decode(record, &mut moments);
+            update(&mut moments, g);
+            table.encode(&moments, record);
         });
     }
 
@@ -253,13 +278,15 @@ impl Kernel for Momentum {
         let len = inputs[0].shape.elements();
         Plan::one(Launch {
             shader: shader!(muon),
-            values: vec![("pass", "momentum".into()), ("mixed", self.scale.mixed.into())],
-            buffers: vec![
-                buffer("gradients", "vec4<f32>", Operand::Input(0)),
-                GradientScale::buffer(1),
-                buffer("first", "vec4<f32>", Operand::Output(0)),
-                buffer("skipped", "u32", Operand::Output(1)),
-            ],
+            values: values("momentum", self.scale.mixed, self.is_int8),
+            buffers: [buffer("gradients", "vec4<f32>", Operand::Input(0)), GradientScale::buffer(1)]
+                .into_iter()
+                .chain(self.is_int8.then_some(buffer("tables", "u32", Operand::Input(2))))
+                .chain([
+                    buffer("first", if self.is_int8 { "u32" } else { "vec4<f32>" }, Operand::Output(0)),
+                    buffer("skipped", "u32", Operand::Output(1)),
+                ])
+                .collect(),
             params: vec![
                 param("len", len),
                 param("momentum", self.momentum),
@@ -271,12 +298,22 @@ impl Kernel for Momentum {
     }
 }
 
-/// u = mu m + (1 - mu) g of every matrix. Inputs: windows of the gradients and of m (N), the norm, the table (B, 2).
-/// Output: (B, rows, cols).
+/// What `shaders/muon.wgsl` is made from.
+fn values(pass: &'static str, mixed: bool, is_int8: bool) -> Vec<(&'static str, Value)> {
+    let mut values = vec![("pass", pass.into()), ("mixed", mixed.into()), ("int8", is_int8.into())];
+    values.extend(is_int8.then(int8::shader_values).into_iter().flatten());
+    values
+}
+
+/// u = mu m + (1 - mu) g of every matrix. Inputs: windows of the gradients and of m (N), the norm, the table (B, 2), and
+/// where m is of 8 bits the tables of its codes. Output: (B, rows, cols).
 struct Gather {
     shape: MatrixShape,
     momentum: f32,
     scale: GradientScale,
+    /// How many elements of m come before its window.
+    before: usize,
+    is_int8: bool,
 }
 
 impl Kernel for Gather {
@@ -294,11 +331,13 @@ impl Kernel for Gather {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [g, m, squares, table] = inputs else { unreachable!("four inputs") };
+        let [g, m, squares, table, ..] = inputs else { unreachable!("four inputs or five") };
         // Without an update nobody looks at what comes out.
         let factor = if let Factor::Is(factor) = self.scale.factor(squares.f32()) { factor } else { 0.0 };
         let (mu, MatrixShape { rows, cols, .. }) = (self.momentum, self.shape);
-        let (g, m, table) = (g.f32(), m.f32(), table.u32());
+        let decoded = self.is_int8.then(|| int8::decoded(m.u32(), &[MOMENT], MOMENT));
+        let m = decoded.as_deref().map_or_else(|| m.f32(), |m| &m[self.before..]);
+        let (g, table) = (g.f32(), table.u32());
         outputs[0].f32().par_chunks_mut(cols).enumerate().for_each(|(i, u)| {
             let start = row_start(table, rows, i);
             for ((u, g), m) in u.iter_mut().zip(&g[start..]).zip(&m[start..]) {
@@ -312,18 +351,22 @@ impl Kernel for Gather {
         let len = inputs[3].shape[0] * rows * cols;
         Plan::one(Launch {
             shader: shader!(muon),
-            values: vec![("pass", "gather".into()), ("mixed", self.scale.mixed.into())],
-            buffers: vec![
+            values: values("gather", self.scale.mixed, self.is_int8),
+            buffers: [
                 buffer("gradients", "f32", Operand::Input(0)),
-                buffer("first", "f32", Operand::Input(1)),
+                buffer("first", if self.is_int8 { "u32" } else { "f32" }, Operand::Input(1)),
                 GradientScale::buffer(2),
                 buffer("table", "u32", Operand::Input(3)),
-                buffer("matrices", "f32", Operand::Output(0)),
-            ],
+            ]
+            .into_iter()
+            .chain(self.is_int8.then_some(buffer("tables", "u32", Operand::Input(4))))
+            .chain([buffer("matrices", "f32", Operand::Output(0))])
+            .collect(),
             params: vec![
                 param("len", len),
                 param("rows", rows),
                 param("cols", cols),
+                param("before", self.before),
                 param("momentum", self.momentum),
                 self.scale.param(),
             ],
@@ -389,7 +432,7 @@ impl Kernel for Scatter {
         let len = batch * rows * cols;
         Plan::one(Launch {
             shader: shader!(muon),
-            values: vec![("pass", "scatter".into()), ("mixed", self.scale.mixed.into())],
+            values: values("scatter", self.scale.mixed, false),
             buffers: vec![
                 buffer("matrices", "f32", Operand::Input(0)),
                 GradientScale::buffer(1),

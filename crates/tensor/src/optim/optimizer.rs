@@ -2,6 +2,7 @@
 
 use super::arena::ParameterArena;
 use super::ema::Ema;
+use super::int8::{self, BLOCK, MomentDtype, RECORD_BYTES, RECORD_WORDS, record_len};
 use super::layout::{ALIGN, Entry, Segment};
 use super::loss_scale::LossScale;
 use super::muon::{AdjustLr, Muon, Workspace};
@@ -101,12 +102,22 @@ pub struct Group {
     pub weight_decay: f64,
     /// Whether vectors, such as biases and the scales of norms, decay as well.
     pub decays_vectors: bool,
+    pub moment_dtype: MomentDtype,
 }
 
 impl Group {
-    /// At the learning rate itself, with this decay of matrices and embeddings.
+    /// At the learning rate itself, with this decay of matrices and embeddings, and moments of f32.
     pub fn new(kind: Kind, weight_decay: f64) -> Group {
-        Group { kind, lr_scale: 1.0, weight_decay, decays_vectors: false }
+        Group { kind, lr_scale: 1.0, weight_decay, decays_vectors: false, moment_dtype: MomentDtype::F32 }
+    }
+
+    /// Bytes that the moments of so many parameters take.
+    pub fn moment_bytes(&self, parameters: usize) -> usize {
+        self.kind.moments()
+            * match self.moment_dtype {
+                MomentDtype::F32 => size_of::<f32>() * parameters,
+                MomentDtype::Int8 => RECORD_BYTES * parameters.div_ceil(BLOCK),
+            }
     }
 }
 
@@ -114,8 +125,10 @@ impl Group {
 pub(super) struct State {
     pub group: Group,
     pub segment: Segment,
-    /// As [`Kind::moment_names`] names them.
+    /// As [`Kind::moment_names`] names them, (N) each; or their records (`int8.rs`), u32.
     pub moments: Vec<Tensor>,
+    /// Where they are of 8 bits, the tables of their codes.
+    pub tables: Option<Tensor>,
     pub muon: Option<Muon>,
 }
 
@@ -197,7 +210,9 @@ impl Optimizer {
         }
         let device = parameters.device();
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(part));
-        let states = segments.map(|segment| State::new(parameters, segment.clone(), group_of(segment.group)));
+        let is_int8 = |segment: &Segment| group_of(segment.group).moment_dtype == MomentDtype::Int8;
+        let tables = parameters.segments.iter().any(is_int8).then(|| int8::tables_on(&device)).transpose()?;
+        let states = segments.map(|segment| State::new(parameters, segment.clone(), group_of(segment.group), &tables));
         let states = states.collect::<Result<_>>()?;
         let loss_scale = parameters.has_f16().then(|| LossScale::new(&device)).transpose()?;
         let skipped = Tensor::zeros([1], DType::U32, &device)?;
@@ -351,11 +366,10 @@ impl Optimizer {
 }
 
 impl State {
-    fn new(parameters: &ParameterArena, segment: Segment, group: Group) -> Result<State> {
+    fn new(parameters: &ParameterArena, segment: Segment, group: Group, tables: &Option<Tensor>) -> Result<State> {
         let device = parameters.device();
         group.kind.check()?;
-        let zeros =
-            |_: &&'static str| Tensor::zeros_as(MemoryKind::OptimizerState, [segment.range.len()], DType::F32, &device);
+        let zeros = |len, dtype| Tensor::zeros_as(MemoryKind::OptimizerState, [len], dtype, &device);
         let muon = match group.kind {
             Kind::Muon { .. } => {
                 let is_inside = |entry: &&Entry| entry.trainable && segment.range.contains(&entry.offset);
@@ -363,8 +377,26 @@ impl State {
             }
             _ => None,
         };
-        let moments = group.kind.moment_names().iter().map(zeros).collect::<Result<_>>()?;
-        Ok(State { group, moments, muon, segment })
+        let (count, len) = (group.kind.moments(), segment.range.len());
+        let moments = match group.moment_dtype {
+            MomentDtype::F32 => (0..count).map(|_| zeros(len, DType::F32)).collect::<Result<_>>()?,
+            MomentDtype::Int8 => vec![zeros(record_len(len, count), DType::U32)?],
+        };
+        let tables = tables.clone().filter(|_| group.moment_dtype == MomentDtype::Int8);
+        Ok(State { group, moments, tables, muon, segment })
+    }
+
+    /// Of each tensor of moments the part of these elements of the arenas, which start with a block.
+    pub fn moments_of(&self, range: &Range<usize>) -> Vec<Tensor> {
+        let (start, end) = (range.start - self.segment.range.start, range.end - self.segment.range.start);
+        let part = |tensor: &Tensor| match self.group.moment_dtype {
+            MomentDtype::F32 => slice(tensor, &(start..end)),
+            MomentDtype::Int8 => {
+                let of_block = self.group.kind.moments() * RECORD_WORDS;
+                slice(tensor, &(start / BLOCK * of_block..end.div_ceil(BLOCK) * of_block))
+            }
+        };
+        self.moments.iter().map(part).collect()
     }
 }
 
@@ -384,19 +416,19 @@ pub(super) struct Step<'a> {
 impl Step<'_> {
     /// One pass over the group.
     fn elementwise(&self, state: &State) -> Result<()> {
-        let start = state.segment.range.start;
         for range in self.parameters.bindable_ranges(&state.segment.range) {
             let kernel = self.kernel(state, &range);
             let in_arena = |arena: &Tensor| slice(arena, &range);
-            let of_moment = |moment: &Tensor| slice(moment, &(range.start - start..range.end - start));
             let (gradient, value) = (in_arena(self.parameters.gradients()), self.parameters.value(&range)?);
-            let moments: Vec<Tensor> = state.moments.iter().map(of_moment).collect();
+            let moments = state.moments_of(&range);
             let half = self.parameters.halves.as_ref().map(in_arena);
             let mut outputs = vec![&value];
             outputs.extend(&moments);
             outputs.push(self.skipped);
             outputs.extend(&half);
-            run_into(&kernel, &[&gradient, self.squares], &outputs)?;
+            let mut inputs = vec![&gradient, self.squares];
+            inputs.extend(&state.tables);
+            run_into(&kernel, &inputs, &outputs)?;
         }
         Ok(())
     }
@@ -418,6 +450,7 @@ impl Step<'_> {
         Update {
             rule,
             moments: state.group.kind.moment_names(),
+            state: state.group.moment_dtype,
             learning_rate: self.learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,
@@ -452,7 +485,9 @@ pub(super) fn slice(tensor: &Tensor, range: &Range<usize>) -> Tensor {
     tensor.slice_flat(range.start, [range.len()].into())
 }
 
-/// The most elements of an arena that one launch may bind.
+/// The most elements of an arena that one launch may bind. The records of so many moments of 8 bits are whole multiples
+/// of 256 bytes, where a binding may start.
 pub(super) fn bindable(device: &Device) -> usize {
-    if device.is_gpu() { (device.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN } else { usize::MAX }
+    let elements = device.limits().binding_bytes.min(1 << 30) as usize / size_of::<f32>();
+    if device.is_gpu() { elements / (64 * BLOCK) * (64 * BLOCK) } else { usize::MAX }
 }

@@ -79,7 +79,7 @@ impl Segment {
 mod tests {
     use super::*;
     use crate::Device;
-    use crate::optim::testing::{ADAMW, KINDS, Net};
+    use crate::optim::testing::{ADAMW, DTYPES, KINDS, Net};
     use crate::optim::{Moment, Moments, Optimizer, SavedMoments};
     use crate::tensor::Bytes;
 
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn parts_update_as_a_whole_does() {
         for (device, kind) in Device::for_tests().iter().flat_map(|device| KINDS.map(|kind| (device.clone(), kind))) {
-            for ranks in [2, 3] {
+            for (ranks, moment_dtype) in [2, 3].into_iter().flat_map(|ranks| DTYPES.map(|dtype| (ranks, dtype))) {
                 let (whole_arena, arena) = (arena(kind, &device), arena(kind, &device));
-                let group = group_of(kind);
+                let group = |number| Group { moment_dtype, ..group_of(kind)(number) };
                 let mut whole = Optimizer::with_groups(&whole_arena, &group, 1.0).unwrap();
                 let parts = shards(&arena, &group, ranks).into_iter();
                 let parts = parts.map(|part| Optimizer::of_part(&arena, &group, 1.0, &part).unwrap());

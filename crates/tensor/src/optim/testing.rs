@@ -1,6 +1,6 @@
 //! What tests need: a module with every kind of parameter, and one of each optimizer.
 
-use super::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
+use super::{AdjustLr, Group, Kind, MomentDtype, Optimizer, ParameterArena};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
 use crate::ops::Criterion;
 use crate::{DType, Device, Result, Tensor};
@@ -19,13 +19,25 @@ pub const KINDS: [Kind; 8] = [
     Kind::RmsProp { alpha: 0.9, eps: 1e-8, momentum: 0.9, centered: true },
 ];
 
+pub const DTYPES: [MomentDtype; 2] = [MomentDtype::F32, MomentDtype::Int8];
+
 /// The arena and the optimizer of a module, with a decay of 0.1 and clipping at 1. What Muon does not update, AdamW
 /// does.
 pub fn optimizer(module: &mut dyn Module, device: &Device, kind: Kind) -> (ParameterArena, Optimizer) {
+    optimizer_in(module, device, kind, MomentDtype::F32)
+}
+
+/// [`optimizer`] with moments of this type.
+pub fn optimizer_in(
+    module: &mut dyn Module,
+    device: &Device,
+    kind: Kind,
+    moment_dtype: MomentDtype,
+) -> (ParameterArena, Optimizer) {
     let is_muon = matches!(kind, Kind::Muon { .. });
     let group_of = |_: &str, parameter: &Parameter| usize::from(is_muon && parameter.linear.is_none());
     let parameters = ParameterArena::grouped(module, device, DType::F32, &group_of).unwrap();
-    let group = |number: usize| Group::new([kind, ADAMW][number], 0.1);
+    let group = |number: usize| Group { moment_dtype, ..Group::new([kind, ADAMW][number], 0.1) };
     let optimizer = Optimizer::with_groups(&parameters, &group, 1.0).unwrap();
     (parameters, optimizer)
 }

@@ -15,12 +15,14 @@
 //! ```
 //! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients
 //! are divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass
-//! writes the f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little
+//! writes the f16 copy of the parameters. Moments may be of 8 bits (`int8.rs`): the values are updated with what the
+//! rule makes of them in f32, before they are rounded to codes. A skipped update still advances t, which makes the next few updates a little
 //! smaller.
 //!
 //! Decay applies to the elements before [`Segment::decay_end`](super::layout::Segment) only. The norm stays on the
 //! device: the update reads it there.
 
+use super::int8::{self, BLOCK, MomentDtype, RECORD_WORDS, Table, record_len, table_of};
 use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Param, Plan, buffer, param};
 use crate::profile::Cost;
@@ -123,13 +125,14 @@ pub(super) enum Rule {
     Lion,
 }
 
-/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, the moments, and
-/// the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
+/// One update. Inputs: gradients (N), sum of squared gradients (1), and with moments of 8 bits the tables of their codes.
+/// Outputs, changed in place: values, the moments, or their records, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
 /// gradients are multiplied by, 0 to change nothing; and a last output is the values as f16.
 pub(super) struct Update {
     pub rule: Rule,
     /// The names of the moments in their order, which those of the buffers are.
     pub moments: &'static [&'static str],
+    pub state: MomentDtype,
     pub learning_rate: f32,
     /// Of SGD and RMSprop the momentum.
     pub beta1: f32,
@@ -147,49 +150,99 @@ pub(super) struct Update {
     pub counts: bool,
 }
 
-/// Elements that one thread updates at a time.
+/// Elements that one thread updates at a time: whole blocks.
 const CHUNK: usize = 1 << 14;
+const _: () = assert!(CHUNK.is_multiple_of(BLOCK));
 
-/// The first `at` elements of each, and the rest.
-fn split<const N: usize>(states: [&mut [f32]; N], at: usize) -> [[&mut [f32]; N]; 2] {
-    let mut parts = states.map(|state| state.split_at_mut(at));
-    let first = parts.each_mut().map(|(first, _)| std::mem::take(first));
-    [first, parts.map(|(_, rest)| rest)]
+/// What one thread updates at a time.
+struct Part<'a> {
+    /// The first element.
+    start: usize,
+    values: &'a mut [f32],
+    /// None if they are of 8 bits.
+    moments: Vec<&'a mut [f32]>,
+    /// Records of moments of 8 bits.
+    records: &'a mut [u32],
+    gradients: &'a [f32],
 }
 
 impl Update {
-    /// Calls `update` with what elements decay by, with the values and moments of as many as one thread updates at a
-    /// time, and with their gradients.
-    fn all<const N: usize>(
-        &self,
-        outputs: &mut [ViewMut],
-        gradients: &[f32],
-        update: impl Fn(f32, [&mut [f32]; N], &[f32]) + Sync,
-    ) {
-        let outputs: &mut [ViewMut; N] = outputs.try_into().expect("output_specs names values and moments");
-        self.part(0, outputs.each_mut().map(ViewMut::f32), gradients, &update);
+    fn is_int8(&self) -> bool {
+        self.state == MomentDtype::Int8
     }
 
-    /// [`Update::all`] of a part of the elements, which starts at this one.
-    fn part<const N: usize>(
-        &self,
-        start: usize,
-        states: [&mut [f32]; N],
-        gradients: &[f32],
-        update: &(impl Fn(f32, [&mut [f32]; N], &[f32]) + Sync),
-    ) {
-        let len = gradients.len();
-        if len > CHUNK {
-            let middle = (len / 2).next_multiple_of(CHUNK);
-            let ([left, right], (g, g_rest)) = (split(states, middle), gradients.split_at(middle));
-            let halves = (|| self.part(start, left, g, update), || self.part(start + middle, right, g_rest, update));
-            rayon::join(halves.0, halves.1);
-            return;
+    /// The parts of values, moments and gradients.
+    fn parts<'a>(&self, outputs: &'a mut [ViewMut], gradients: &'a [f32]) -> Vec<Part<'a>> {
+        let (values, moments) = outputs.split_first_mut().expect("output_specs names the values");
+        let (mut of_f32, mut records) = (Vec::new(), None);
+        for output in moments {
+            match self.state {
+                MomentDtype::F32 => of_f32.push(output.f32().chunks_mut(CHUNK)),
+                MomentDtype::Int8 => records = Some(output.u32().chunks_mut(record_len(CHUNK, self.moments.len()))),
+            }
         }
-        let decayed = self.decay_end.saturating_sub(start).min(len);
-        let ([states, rest], (g, g_rest)) = (split(states, decayed), gradients.split_at(decayed));
-        update(self.weight_decay, states, g);
-        update(0.0, rest, g_rest);
+        let parts = values.f32().chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).enumerate();
+        let part = |(i, (values, gradients)): (usize, (&'a mut [f32], &'a [f32]))| Part {
+            start: i * CHUNK,
+            values,
+            moments: of_f32.iter_mut().filter_map(Iterator::next).collect(),
+            records: records.as_mut().and_then(Iterator::next).unwrap_or_default(),
+            gradients,
+        };
+        parts.map(part).collect()
+    }
+
+    /// Updates a part.
+    fn part(&self, clip: f32, part: Part) {
+        let Part { start, values, mut moments, records, gradients } = part;
+        if !self.is_int8() {
+            return self.elements(clip, start, values, &mut moments, gradients);
+        }
+        let tables: Vec<&Table> = self.moments.iter().map(|name| table_of(name)).collect();
+        let mut decoded = vec![vec![0.0; values.len()]; tables.len()];
+        let of_block = tables.len() * RECORD_WORDS;
+        for (k, moments) in decoded.iter_mut().enumerate() {
+            for (record, moments) in records.chunks(of_block).zip(moments.chunks_mut(BLOCK)) {
+                tables[k].decode(&record[k * RECORD_WORDS..][..RECORD_WORDS], moments);
+            }
+        }
+        let mut moments: Vec<&mut [f32]> = decoded.iter_mut().map(|moments| &mut moments[..]).collect();
+        self.elements(clip, start, values, &mut moments, gradients);
+        for (k, moments) in decoded.iter().enumerate() {
+            for (record, moments) in records.chunks_mut(of_block).zip(moments.chunks(BLOCK)) {
+                tables[k].encode(moments, &mut record[k * RECORD_WORDS..][..RECORD_WORDS]);
+            }
+        }
+    }
+
+    /// Updates elements from this one on, the first of which decay.
+    fn elements(&self, clip: f32, start: usize, values: &mut [f32], moments: &mut [&mut [f32]], gradients: &[f32]) {
+        let decayed = self.decay_end.saturating_sub(start).min(values.len());
+        let ((p, p_rest), (g, g_rest)) = (values.split_at_mut(decayed), gradients.split_at(decayed));
+        let (mut first, mut rest): (Vec<_>, Vec<_>) = moments.iter_mut().map(|m| m.split_at_mut(decayed)).unzip();
+        self.alike(clip, self.weight_decay, p, &mut first, g);
+        self.alike(clip, 0.0, p_rest, &mut rest, g_rest);
+    }
+
+    /// Updates elements that all decay alike.
+    fn alike(&self, clip: f32, decay: f32, p: &mut [f32], moments: &mut [&mut [f32]], g: &[f32]) {
+        vectorized(
+            #[inline(always)]
+            || match (self.rule, moments) {
+                (Rule::AdamW | Rule::Adam, [m, v]) => self.adam(clip, decay, p, m, v, g),
+                (Rule::Sgd { .. }, [m]) => self.sgd(clip, decay, p, m, g),
+                (Rule::Lion, [m]) => self.lion(clip, decay, p, m, g),
+                (Rule::RmsProp { .. }, [v]) => self.rmsprop(clip, decay, [p, v], [None, None], g),
+                (Rule::RmsProp { has_momentum: true, .. }, [v, m]) => {
+                    self.rmsprop(clip, decay, [p, v], [Some(m), None], g);
+                }
+                (Rule::RmsProp { .. }, [v, mean]) => self.rmsprop(clip, decay, [p, v], [None, Some(mean)], g),
+                (Rule::RmsProp { .. }, [v, m, mean]) => {
+                    self.rmsprop(clip, decay, [p, v], [Some(m), Some(mean)], g);
+                }
+                _ => unreachable!("output_specs names the moments of the rule"),
+            },
+        );
     }
 
     /// SGD of elements that all decay alike.
@@ -267,17 +320,25 @@ impl Kernel for Update {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let mut outputs = vec![inputs[0].clone(); 1 + self.moments.len()];
+        let mut outputs = vec![inputs[0].clone()];
+        match self.state {
+            MomentDtype::F32 => outputs.extend(vec![inputs[0].clone(); self.moments.len()]),
+            MomentDtype::Int8 => {
+                let len = record_len(inputs[0].shape.elements(), self.moments.len());
+                outputs.push(Spec::new([len], DType::U32));
+            }
+        }
         outputs.push(Spec::new([1], DType::U32));
         outputs.extend(self.halves.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
         Ok(outputs)
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        let elements = inputs[0].shape.elements() as f64;
-        let states = 1 + self.moments.len();
-        let halves = if self.halves { outputs[states + 1].size_bytes() as f64 } else { 0.0 };
-        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * states) as f64 + halves }
+        // Values, moments and the count are read and written, f16 copies written only.
+        let (states, halves) = outputs.split_at(outputs.len() - usize::from(self.halves));
+        let bytes = |specs: &[&Spec]| specs.iter().map(|spec| spec.size_bytes()).sum::<usize>();
+        let bytes = inputs[0].size_bytes() + 2 * bytes(states) + bytes(halves);
+        Cost { flops: 14.0 * inputs[0].shape.elements() as f64, bytes: bytes as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
@@ -289,52 +350,7 @@ impl Kernel for Update {
             Factor::Overflow => return,
             Factor::NotFinite => return skipped[0].u32()[0] += u32::from(self.counts),
         };
-        match self.rule {
-            Rule::AdamW | Rule::Adam => self.all(outputs, gradients, |decay, [p, m, v], g| {
-                vectorized(
-                    #[inline(always)]
-                    || self.adam(clip, decay, p, m, v, g),
-                )
-            }),
-            Rule::Sgd { .. } => self.all(outputs, gradients, |decay, [p, m], g| {
-                vectorized(
-                    #[inline(always)]
-                    || self.sgd(clip, decay, p, m, g),
-                )
-            }),
-            Rule::Lion => self.all(outputs, gradients, |decay, [p, m], g| {
-                vectorized(
-                    #[inline(always)]
-                    || self.lion(clip, decay, p, m, g),
-                )
-            }),
-            Rule::RmsProp { has_momentum: false, centered: false } => {
-                self.all(outputs, gradients, |decay, pv: [&mut [f32]; 2], g| {
-                    vectorized(
-                        #[inline(always)]
-                        || self.rmsprop(clip, decay, pv, [None, None], g),
-                    )
-                });
-            }
-            Rule::RmsProp { has_momentum, centered: false }
-            | Rule::RmsProp { centered: true, has_momentum: has_momentum @ false } => {
-                self.all(outputs, gradients, |decay, [p, v, further], g| {
-                    let further = if has_momentum { [Some(further), None] } else { [None, Some(further)] };
-                    vectorized(
-                        #[inline(always)]
-                        || self.rmsprop(clip, decay, [p, v], further, g),
-                    )
-                });
-            }
-            Rule::RmsProp { has_momentum: true, centered: true } => {
-                self.all(outputs, gradients, |decay, [p, v, m, mean], g| {
-                    vectorized(
-                        #[inline(always)]
-                        || self.rmsprop(clip, decay, [p, v], [Some(m), Some(mean)], g),
-                    )
-                });
-            }
-        }
+        self.parts(outputs, gradients).into_par_iter().for_each(|part| self.part(clip, part));
         if let [halves] = halves {
             halves.f32().copy_from_slice(outputs[0].f32());
         }
@@ -342,17 +358,16 @@ impl Kernel for Update {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
-        let moments = self.moments.len();
-        let mut buffers = vec![
-            buffer("gradients", "vec4<f32>", Operand::Input(0)),
-            GradientScale::buffer(1),
-            buffer("values", "vec4<f32>", Operand::Output(0)),
-        ];
-        buffers.extend(
-            self.moments.iter().zip(1..).map(|(name, output)| buffer(name, "vec4<f32>", Operand::Output(output))),
-        );
-        buffers.push(buffer("skipped", "u32", Operand::Output(1 + moments)));
-        buffers.extend(self.halves.then_some(buffer("halves", "vec4<f16>", Operand::Output(2 + moments))));
+        let mut buffers = vec![buffer("gradients", "vec4<f32>", Operand::Input(0)), GradientScale::buffer(1)];
+        buffers.extend(self.is_int8().then_some(buffer("tables", "u32", Operand::Input(2))));
+        buffers.push(buffer("values", "vec4<f32>", Operand::Output(0)));
+        let moments = match self.state {
+            MomentDtype::Int8 => vec![("records", "u32")],
+            MomentDtype::F32 => self.moments.iter().map(|name| (*name, "vec4<f32>")).collect(),
+        };
+        let outputs = moments.iter().copied().chain([("skipped", "u32")]);
+        let outputs = outputs.chain(self.halves.then_some(("halves", "vec4<f16>"))).zip(1..);
+        buffers.extend(outputs.map(|((name, element), output)| buffer(name, element, Operand::Output(output))));
         let params = vec![
             param("len", len),
             param("decay_end", self.decay_end),
@@ -368,14 +383,17 @@ impl Kernel for Update {
         ];
         Plan::one(Launch {
             shader: shader!(optimizer),
-            values: vec![
+            values: [
                 ("rule", self.name().into()),
+                ("moments", self.moments.into()),
+                ("int8", self.is_int8().into()),
                 ("nesterov", (self.rule == Rule::Sgd { nesterov: true }).into()),
-                ("has_momentum", self.moments.contains(&"momentum_buffer").into()),
-                ("centered", self.moments.contains(&"grad_avg").into()),
                 ("mixed", self.scale.mixed.into()),
                 ("has_halves", self.halves.into()),
-            ],
+            ]
+            .into_iter()
+            .chain(self.is_int8().then(int8::shader_values).into_iter().flatten())
+            .collect(),
             buffers,
             params,
             workgroups: len.div_ceil(1024),

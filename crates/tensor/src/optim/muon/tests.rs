@@ -11,10 +11,15 @@ struct Layers(Vec<Linear>);
 impl Layers {
     /// As many, alternately of two shapes and layouts, one of which fuses matrices.
     fn new(count: usize) -> Layers {
+        Layers::scaled(count, 1)
+    }
+
+    /// With so many times as many inputs and outputs.
+    fn scaled(count: usize, by: usize) -> Layers {
         let mut keys = init_keys(1);
         let layer = |i: usize| match i % 2 {
-            0 => Linear::outputs_first(20, &[12, 6, 6], false, 0.5, keys()).unwrap(),
-            _ => Linear::fused(10, &[14, 14], false, 0.5, keys()).unwrap(),
+            0 => Linear::outputs_first(20 * by, &[12, 6, 6].map(|n| n * by), false, 0.5, keys()).unwrap(),
+            _ => Linear::fused(10 * by, &[14, 14].map(|n| n * by), false, 0.5, keys()).unwrap(),
         };
         Layers((0..count).map(layer).collect())
     }
@@ -56,10 +61,10 @@ fn more_layers_take_no_more_launches() {
 
 #[test]
 fn what_a_device_cannot_bind_at_once_makes_several_batches() {
-    // A layer of (24, 20) has 480 elements, of (10, 28) 280: bound are 512 at a time.
-    let limits = Limits { binding_bytes: 2048, ..Limits::WEBGPU_DEFAULT };
+    // A layer of (120, 100) has 12,000 elements, of (50, 140) 7,000: bound are 16,384 at a time.
+    let limits = Limits { binding_bytes: 4 << 14, ..Limits::WEBGPU_DEFAULT };
     let device = Device::DryRun(DryRun::new(limits));
-    let mut layers = Layers::new(6);
+    let mut layers = Layers::scaled(6, 5);
     let arena = ParameterArena::new(&mut layers, &device, DType::F32).unwrap();
     let muon = Muon::new(arena.entries.iter(), &device).unwrap();
     assert!(muon.batches.iter().all(|batch| batch.window.len() <= bindable(&device)));
@@ -101,7 +106,7 @@ fn an_update_is_orthogonal_and_as_long_as_one_of_adamw() {
         let (arena, mut muon) = by_muon(&mut layer, &device, DType::F32);
         let before = arena.values().to_f32().unwrap();
         let gradient: Vec<f32> = (0..24 * 24).map(|i| ((i * i) as f32 * 0.37).sin()).collect();
-        arena.gradients().write_bytes(bytemuck::cast_slice(&[&gradient[..], &[0.0; 64]].concat())).unwrap();
+        arena.gradients().write_bytes(bytemuck::cast_slice(&[&gradient[..], &[0.0; 192]].concat())).unwrap();
         muon.step(&arena, 1.0).unwrap();
         let after = arena.values().to_f32().unwrap();
         let update: Vec<f32> = before.iter().zip(&after).map(|(b, a)| (b - a) / (0.2 * 24f32.sqrt())).collect();

@@ -1,0 +1,239 @@
+//! Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022).
+//!
+//! A block of 256 moments x is stored as its largest magnitude, absmax, in f32 and a code of 8 bits for each: the index
+//! of the number in a table that is nearest to x / absmax. The tables are those of bitsandbytes. In each of seven
+//! decades below 1 they have numbers at equal distances, twice as many as in the decade before, and besides 0 and 1:
+//!
+//! ```text
+//! 10^(d - 6) (0.1 + 0.9 (j + 1/2) / n),  d = 0..7,  j = 0..n     n = 2^d with both signs, or 2^(d + 1) without
+//! ```
+//! The moments of a block lie in one record: for each moment 256 codes and absmax, 260 bytes. An update reads a record,
+//! computes with f32 and writes it.
+
+use super::layout::ALIGN;
+use crate::gpu::Value;
+use crate::tensor::DType;
+use crate::{Device, Result, Tensor};
+use rayon::prelude::*;
+use std::sync::LazyLock;
+
+/// How an optimizer stores its moments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MomentDtype {
+    #[default]
+    F32,
+    /// 8 bits, with one f32 for each block of 256.
+    Int8,
+}
+
+/// Moments that share absmax. A parameter has whole blocks.
+pub(super) const BLOCK: usize = 256;
+const _: () = assert!(ALIGN.is_multiple_of(BLOCK));
+
+/// Words of u32 that one moment takes in a record.
+pub(super) const RECORD_WORDS: usize = BLOCK / 4 + 1;
+pub(super) const RECORD_BYTES: usize = 4 * RECORD_WORDS;
+
+/// The numbers of all codes, in ascending order, and where to look for a number.
+pub(super) struct Table {
+    numbers: [f32; 256],
+    /// The code of 0.
+    zero: u8,
+    /// For each cell of magnitudes with the same exponent and upper seven bits of the significand, the code that is
+    /// nearest to its smallest one. No cell has numbers of more than two codes.
+    cells: Vec<u8>,
+}
+
+/// Upper 16 bits of 2^-23: magnitudes of 0 are smaller.
+const FIRST_CELL: usize = 104 << 7;
+/// The last is that of 1.
+const CELLS: usize = (127 << 7) - FIRST_CELL + 1;
+
+/// Of moments with both signs, and of means of squares.
+static TABLES: LazyLock<[Table; 2]> = LazyLock::new(|| [Table::new(true), Table::new(false)]);
+
+/// The table for the moment of this name.
+pub(super) fn table_of(moment: &str) -> &'static Table {
+    &TABLES[usize::from(is_square(moment))]
+}
+
+fn is_square(moment: &str) -> bool {
+    matches!(moment, "exp_avg_sq" | "square_avg")
+}
+
+impl Table {
+    fn new(signed: bool) -> Table {
+        let mut all = vec![0.0, 1.0];
+        for decade in 0..7 {
+            let count = 1 << if signed { decade } else { decade + 1 };
+            let power = 10f64.powi(decade - 6);
+            let magnitudes = (0..count).map(|j| power * (0.1 + 0.9 * (f64::from(j) + 0.5) / f64::from(count)));
+            all.extend(magnitudes.flat_map(|x| if signed { vec![x, -x] } else { vec![x] }));
+        }
+        all.sort_by(f64::total_cmp);
+        let numbers: [f32; 256] = std::array::from_fn(|code| all[code] as f32);
+        let mut table = Table { numbers, zero: if signed { 127 } else { 0 }, cells: Vec::new() };
+        let mut code = table.zero;
+        for cell in 0..CELLS {
+            let smallest = if cell == 0 { 0.0 } else { f32::from_bits(((FIRST_CELL + cell) << 16) as u32) };
+            while smallest > table.middle(code) {
+                code += 1;
+            }
+            table.cells.push(code);
+        }
+        table
+    }
+
+    /// Half way to the number of the next code.
+    fn middle(&self, code: u8) -> f32 {
+        0.5 * (self.numbers[usize::from(code)] + self.numbers[usize::from(code.saturating_add(1))])
+    }
+
+    /// The code of the number that is nearest to x, at most 1 in magnitude; of two the one nearer to 0.
+    fn nearest(&self, x: f32) -> u8 {
+        let magnitude = x.abs().min(1.0);
+        let cell = ((magnitude.to_bits() >> 16) as usize).saturating_sub(FIRST_CELL);
+        let mut code = self.cells[cell];
+        code += u8::from(magnitude > self.middle(code));
+        // The negative numbers lie before 0 as the positive ones after it, but for 1.
+        if x < 0.0 { (2 * self.zero).saturating_sub(code) } else { code }
+    }
+
+    /// Reads the moments of a block from its part of a record.
+    pub fn decode(&self, record: &[u32], moments: &mut [f32]) {
+        let (codes, absmax) = record.split_at(BLOCK / 4);
+        let absmax = f32::from_bits(absmax[0]);
+        for (four, codes) in moments.chunks_exact_mut(4).zip(codes) {
+            for (x, code) in four.iter_mut().zip(codes.to_le_bytes()) {
+                *x = self.numbers[usize::from(code)] * absmax;
+            }
+        }
+    }
+
+    /// Writes the moments of a block to its part of a record.
+    pub fn encode(&self, moments: &[f32], record: &mut [u32]) {
+        let (codes, absmax) = record.split_at_mut(BLOCK / 4);
+        let largest = moments.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        let divisor = if largest == 0.0 { 1.0 } else { largest };
+        for (four, codes) in moments.chunks_exact(4).zip(codes) {
+            *codes = u32::from_le_bytes(std::array::from_fn(|i| self.nearest(four[i] / divisor)));
+        }
+        absmax[0] = largest.to_bits();
+    }
+}
+
+/// The records of zeros of so many elements with these moments.
+pub(super) fn record_len(elements: usize, moments: usize) -> usize {
+    elements.div_ceil(BLOCK) * moments * RECORD_WORDS
+}
+
+/// The moments of this name in records of `names`.
+pub(super) fn decoded(records: &[u32], names: &[&str], name: &str) -> Vec<f32> {
+    let own = names.iter().position(|own| *own == name).unwrap_or(0);
+    let mut moments = vec![0.0; records.len() / (names.len() * RECORD_WORDS) * BLOCK];
+    let blocks = moments.par_chunks_mut(BLOCK).zip(records.par_chunks(names.len() * RECORD_WORDS));
+    blocks.for_each(|(moments, record)| table_of(name).decode(&record[own * RECORD_WORDS..][..RECORD_WORDS], moments));
+    moments
+}
+
+/// Records of moments, each with the name of what it is, all of as many elements.
+pub(super) fn encoded(moments: &[(&str, Vec<f32>)]) -> Vec<u32> {
+    let elements = moments.first().map_or(0, |(_, moment)| moment.len());
+    let mut records = vec![0; record_len(elements, moments.len())];
+    records.par_chunks_mut(moments.len().max(1) * RECORD_WORDS).enumerate().for_each(|(block, record)| {
+        for ((name, moment), part) in moments.iter().zip(record.chunks_mut(RECORD_WORDS)) {
+            table_of(name).encode(&moment[block * BLOCK..][..BLOCK], part);
+        }
+    });
+    records
+}
+
+/// What kernels read of both tables, as words of u32: the numbers of the one and of the other, then their cells, four
+/// in a word.
+///
+/// # Errors
+/// If the device has no memory left.
+pub(super) fn tables_on(device: &Device) -> Result<Tensor> {
+    let mut words: Vec<u32> = TABLES.iter().flat_map(|table| table.numbers.map(f32::to_bits)).collect();
+    for Table { cells, .. } in TABLES.iter() {
+        let four = |cells: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| cells.get(i).copied().unwrap_or(0)));
+        words.extend(cells.chunks(4).map(four));
+    }
+    debug_assert_eq!(words.len(), TABLE_WORDS);
+    let tables = Tensor::zeros([words.len()], DType::U32, device)?;
+    tables.write_bytes(bytemuck::cast_slice(&words))?;
+    Ok(tables)
+}
+
+const TABLE_WORDS: usize = 2 * (256 + CELL_WORDS);
+const CELL_WORDS: usize = CELLS.div_ceil(4);
+
+/// What `shaders/int8_moments.wgsl` is told.
+pub(super) fn shader_values() -> [(&'static str, Value); 3] {
+    [("record_words", RECORD_WORDS.into()), ("first_cell", FIRST_CELL.into()), ("cell_words", CELL_WORDS.into())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim::testing::{KINDS, Net, optimizer_in};
+
+    /// Against a search through the whole table, at and beside every border between codes.
+    #[test]
+    fn codes_are_those_of_the_nearest_numbers() {
+        for table in TABLES.iter() {
+            assert!(table.numbers.is_sorted() && table.numbers[usize::from(table.zero)] == 0.0);
+            let borders = table.numbers.windows(2).map(|pair| 0.5 * (pair[0] + pair[1]));
+            let beside = |x: f32| [x.next_down(), x, x.next_up(), 0.75 * x, 1.01 * x];
+            let tried = borders.chain(table.numbers).flat_map(beside).chain([0.0, -0.0, 1.0, -1.0, 1e-30]);
+            for x in tried.filter(|x| (-1.0..=1.0).contains(x) && (table.zero > 0 || *x >= 0.0)) {
+                let distance = |code: u8| (f64::from(table.numbers[usize::from(code)]) - f64::from(x)).abs();
+                let nearest = (0..=255).map(distance).fold(f64::INFINITY, f64::min);
+                let (code, found) = (table.nearest(x), distance(table.nearest(x)));
+                // A border is rounded to f32.
+                assert!(found <= nearest + f64::from(x.abs()) * 2e-7, "{x}: {code}, off by {found}, not {nearest}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros() {
+        for name in ["exp_avg", "exp_avg_sq"] {
+            let mut moments = [1.0; BLOCK];
+            table_of(name).decode(&[0; RECORD_WORDS], &mut moments);
+            assert!(moments.iter().all(|x| *x == 0.0));
+            let records = encoded(&[(name, vec![0.0; 2 * BLOCK])]);
+            assert_eq!(decoded(&records, &[name], name), vec![0.0; 2 * BLOCK]);
+        }
+    }
+
+    /// A GPU may round a division otherwise: codes next to each other at a border.
+    #[test]
+    fn gpus_write_the_records_of_the_cpu() {
+        let Some(gpu) = crate::gpu::gpu_for_tests().map(Device::Gpu) else { return };
+        for kind in KINDS {
+            let records = [&Device::Cpu, &gpu].map(|device| {
+                let (arena, mut optimizer) = optimizer_in(&mut Net::of_width(1, 40), device, kind, MomentDtype::Int8);
+                for step in 0..4 {
+                    let gradient = |i: usize| ((i * 7 + step * 13) % 101) as f32 / 50.0 - 1.0;
+                    let gradients: Vec<f32> = (0..arena.trainable_len()).map(|i| gradient(i).powi(3)).collect();
+                    arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                    optimizer.step(&arena, 0.01).unwrap();
+                }
+                let records = optimizer.moments().into_iter().map(|(_, tensor)| tensor.to_u32().unwrap());
+                records.collect::<Vec<_>>().concat()
+            });
+            let (mut others, mut all) = (0, 0);
+            for (of_cpu, of_gpu) in records[0].chunks(RECORD_WORDS).zip(records[1].chunks(RECORD_WORDS)) {
+                let [a, b] = [of_cpu, of_gpu].map(|record| f32::from_bits(record[BLOCK / 4]));
+                assert!((a - b).abs() <= 1e-5 * a, "{kind:?}: {a} and {b}");
+                let codes = |record: &[u32]| bytemuck::cast_slice::<u32, u8>(&record[..BLOCK / 4]).to_vec();
+                for (a, b) in codes(of_cpu).into_iter().zip(codes(of_gpu)) {
+                    assert!(a.abs_diff(b) <= 1, "{kind:?}: {a} and {b}");
+                    (others, all) = (others + usize::from(a != b), all + 1);
+                }
+            }
+            assert!(all > 5000 && 200 * others < all, "{kind:?}: {others} of {all} codes differ");
+        }
+    }
+}
