@@ -9,7 +9,7 @@ use crate::bench::{Sizes, measure_exchange, measure_roofline};
 use crate::cache;
 use crate::comm::Launch;
 use crate::config::{MatmulF32, Resolved};
-use crate::train::{Cluster, ClusterPlan, PlannedRanks, Rates, RunPlan, Speed, operands, plan_run};
+use crate::train::{Cluster, ClusterPlan, PlannedRanks, Rates, RunPlan, Saving, Speed, operands, plan_run};
 use crate::units;
 use anyhow::Result;
 use std::time::Duration;
@@ -159,6 +159,7 @@ fn print(plan: &RunPlan) -> Result<()> {
         ))?;
     }
     print_memory(plan)?;
+    print_savings(plan)?;
     match (&plan.does_not_fit, plan.passes) {
         (Some(why), _) => output::line(format_args!("fits       no: {why}"))?,
         (None, 1) => output::line("fits       yes")?,
@@ -221,6 +222,16 @@ fn print_memory(plan: &RunPlan) -> Result<()> {
     }
     let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", units::bytes(bytes)));
     output::line(format_args!("machine    {}{host}, while a checkpoint is written", units::bytes(plan.host_bytes)))?;
+    Ok(())
+}
+
+/// What would save memory.
+fn print_savings(plan: &RunPlan) -> Result<()> {
+    let width = plan.savings.iter().map(|saving| saving.change.len()).max().unwrap_or(0);
+    for (i, Saving { change, bytes }) in plan.savings.iter().enumerate() {
+        let (label, plus) = if i == 0 { ("less", "with") } else { ("", "and") };
+        output::line(format_args!("{label:<11}{plus:<4} {change:<width$}  {:>10}", units::bytes(*bytes)))?;
+    }
     Ok(())
 }
 

@@ -40,6 +40,7 @@ const CHANGEABLE: &[&str] = &[
     "train.eval_batches",
     "train.grad_clip",
     "train.recompute",
+    "train.recompute_blocks",
     "train.device_batch",
     "train.reduce_dtype",
     "train.shard_optimizer",

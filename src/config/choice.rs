@@ -97,6 +97,8 @@ choice! {
         None = "none",
         /// By block: only the inputs of each block are saved.
         Block = "block",
+        /// As few blocks as the memory allows.
+        Auto = "auto",
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use toml::{Table, Value};
 
+use super::keys;
 use super::layers::Resolved;
 use super::origin::Origin;
 use crate::units;
@@ -18,8 +19,12 @@ impl Resolved {
         for (section, entries) in &table {
             let _ = writeln!(text, "\n[{section}]");
             let Value::Table(entries) = entries else { continue };
+            let written_of = |key: &str, value| match self.origin(&format!("{section}.{key}")) {
+                Origin::Auto => format!("{:?}", keys::AUTO),
+                _ => written(value),
+            };
             let lines: Vec<_> =
-                entries.iter().map(|(key, value)| (key, format!("{key} = {}", written(value)))).collect();
+                entries.iter().map(|(key, value)| (key, format!("{key} = {}", written_of(key, value)))).collect();
             // One long text should not push every comment of its section out of sight.
             let lengths = lines.iter().map(|(_, line)| line.chars().count());
             let width = lengths.filter(|&length| length <= 40).max().unwrap_or(0);
@@ -56,7 +61,7 @@ pub(super) fn written(value: &Value) -> String {
 /// names.
 fn comment(origin: &Origin) -> String {
     let text = match origin {
-        Origin::Default | Origin::Derived(_) | Origin::Settled(_) => origin.to_string(),
+        Origin::Default | Origin::Derived(_) | Origin::Auto | Origin::Settled(_) => origin.to_string(),
         _ => format!("from {origin}"),
     };
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()

@@ -87,7 +87,7 @@ keys! {
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
     "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";
-    "train.batch_size": Count, at_least(1.0), "Sequences per forward pass.";
+    "train.batch_size": CountOrAuto, at_least(1.0), "Sequences per forward pass. `auto`: the largest that fits, see below.";
     "train.grad_accum_steps": Count, at_least(1.0), "Micro-batches per step (gradient accumulation).";
     "train.max_steps": Count, at_least(1.0), "Number of steps.";
     "train.epochs": Real, above_to(1e6), "Passes over the training split, instead of `max_steps`.";
@@ -104,6 +104,7 @@ keys! {
     "train.label_smoothing": Real, BELOW_1, "Label smoothing, see below.";
     "train.ema_decay": Real, BELOW_1, "Decay of the moving average of the weights, see below; 0: no average.";
     "train.recompute": Choice(Recompute::CHOICES), ANY, "Activation recomputation in backward, see below.";
+    "train.recompute_blocks": Count, ANY, "Blocks that `block` recomputes, the first ones; 0: all.";
     "train.device_batch": DeviceBatch, ANY, "Shares of the devices in a step, see below. Empty: equal.";
     "train.reduce_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";

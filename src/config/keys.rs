@@ -19,6 +19,8 @@ pub(super) enum Kind {
     Flag,
     /// An integer that a GPU can index with, at most `u32::MAX`.
     Count,
+    /// A count, or `auto`: [`Resolved::settle`](super::Resolved::settle) resolves it.
+    CountOrAuto,
     /// [`DeviceBatch`](super::DeviceBatch); comma-separated numbers outside TOML.
     DeviceBatch,
     /// An integer of up to 63 bits, TOML's largest.
@@ -32,6 +34,9 @@ pub(super) enum Kind {
     /// A list of tables, each a [`GroupConfig`](super::GroupConfig).
     Groups,
 }
+
+/// The word for a count that is resolved later.
+pub(super) const AUTO: &str = "auto";
 
 /// One key of the schema.
 #[derive(Debug)]
@@ -155,7 +160,9 @@ impl Key {
             Kind::Groups => text.parse().unwrap_or_else(|_| Value::String(text.into())),
             // TOML refuses `.5`, `1.` and `+.5e3`, which people type.
             Kind::Real => text.parse().ok().or_else(|| number(text)).unwrap_or_else(|| Value::String(text.into())),
-            Kind::Flag | Kind::Count | Kind::Seed => text.parse().unwrap_or_else(|_| Value::String(text.into())),
+            Kind::Flag | Kind::Count | Kind::CountOrAuto | Kind::Seed => {
+                text.parse().unwrap_or_else(|_| Value::String(text.into()))
+            }
         }
     }
 
@@ -184,6 +191,9 @@ impl Kind {
             (Kind::Flag, value) => refuse("true or false", &value),
             (Kind::Count, Value::Integer(n)) if (0..=i64::from(u32::MAX)).contains(&n) => Ok(Value::Integer(n)),
             (Kind::Count, value) => refuse("a whole number from 0 to 4294967295", &value),
+            (Kind::CountOrAuto, Value::String(word)) if word == AUTO => Ok(Value::String(word)),
+            (Kind::CountOrAuto, value @ Value::Integer(_)) => Kind::Count.check(value),
+            (Kind::CountOrAuto, value) => refuse("a whole number from 0 to 4294967295 or \"auto\"", &value),
             (Kind::DeviceBatch, Value::String(word)) if word == "auto" => Ok(Value::String(word)),
             (Kind::DeviceBatch, Value::Array(counts))
                 if counts.iter().all(|count| count.as_integer().is_some_and(|n| n > 0)) =>

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::choice::{MatmulF32, NonFinite, OptimizerKind, Schedule};
 use super::device_batch::DeviceBatch;
-use super::keys::{self, KEYS, Key, Named};
+use super::keys::{self, KEYS, Key, Kind, Named};
 use super::origin::Origin;
 use super::schema::{Config, ModelConfig};
 use super::{env_file, explain, toml_file, validate, wrong};
@@ -246,8 +246,11 @@ fn assemble(values: BTreeMap<&'static str, Given>) -> Result<Resolved> {
         let (section, name) = key.parts();
         let Some(Value::Table(section)) = table.get_mut(section) else { continue };
         if let Some(given) = values.get(key.name) {
-            section.insert(name.into(), given.value.clone());
-            origins.insert(key.name.to_string(), given.origin.clone());
+            let is_auto = matches!(key.kind, Kind::CountOrAuto) && given.value.is_str();
+            if !is_auto {
+                section.insert(name.into(), given.value.clone());
+            }
+            origins.insert(key.name.to_string(), if is_auto { Origin::Auto } else { given.origin.clone() });
         } else if section.contains_key(name) {
             origins.insert(key.name.to_string(), Origin::Default);
         }
@@ -284,6 +287,12 @@ impl Resolved {
             self.config.device.matmul_f32 = value;
             self.origins.insert("device.matmul_f32".into(), Origin::Settled(how));
         }
+    }
+
+    /// Sets a value that was `auto`; `how` is the reason.
+    pub fn settle(&mut self, key: &str, how: &'static str, set: impl FnOnce(&mut Config)) {
+        set(&mut self.config);
+        self.origins.insert(key.into(), Origin::Settled(how));
     }
 
     /// Replaces `train.device_batch = "auto"` by its resolved value, like [`Resolved::resolve_matmul_f32`].

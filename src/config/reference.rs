@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::keys::{KEYS, Key, Kind, SECTIONS};
+use super::keys::{AUTO, KEYS, Key, Kind, SECTIONS};
 use super::recipe::RECIPE;
 use super::schema::Config;
 
@@ -113,6 +113,7 @@ impl Kind {
             Kind::Texts => "list of texts".into(),
             Kind::Flag => "flag".into(),
             Kind::Count => "count".into(),
+            Kind::CountOrAuto => "count, `auto`".into(),
             Kind::DeviceBatch => "list of counts, `auto`".into(),
             Kind::Seed => "whole number below 2^63".into(),
             Kind::Real => "number".into(),
@@ -130,6 +131,7 @@ fn values(kind: Kind) -> Value {
         Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::Flag => json!({ "type": "boolean" }),
         Kind::Count => json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX }),
+        Kind::CountOrAuto => json!({ "anyOf": [values(Kind::Count), { "type": "string", "enum": [AUTO] }] }),
         Kind::DeviceBatch => {
             let parts = json!({ "type": "array", "items": { "type": "integer", "minimum": 1, "maximum": u32::MAX } });
             json!({ "anyOf": [parts, { "type": "string", "enum": ["auto"] }] })

@@ -193,8 +193,10 @@ pub struct TrainConfig {
     /// Decay of the exponential moving average of the weights, which is evaluated and saved instead of them, in [0, 1).
     /// Default 0: none.
     pub ema_decay: f64,
-    /// `none` or `block`. Default `none`.
+    /// `none`, `block` or `auto`. Default `none`.
     pub recompute: Recompute,
+    /// With `block`, how many blocks are recomputed, from the first one on. Default 0: all.
+    pub recompute_blocks: usize,
     /// The proportion in which devices share the sequences of a step: a number for each, or `auto`. Default empty:
     /// equal shares.
     pub device_batch: DeviceBatch,
@@ -229,6 +231,7 @@ impl Default for TrainConfig {
             label_smoothing: 0.0,
             ema_decay: 0.0,
             recompute: Recompute::None,
+            recompute_blocks: 0,
             device_batch: DeviceBatch::default(),
             reduce_dtype: WeightDtype::F32,
             shard_optimizer: false,
@@ -245,6 +248,15 @@ impl TrainConfig {
             (Some(epochs), _) => TrainLength::Epochs(epochs),
             (None, Some(steps)) => TrainLength::Steps(steps),
             (None, None) => TrainLength::Steps(1000),
+        }
+    }
+
+    /// How many of so many blocks are recomputed; all where `auto` is not resolved.
+    pub fn recomputed_blocks(&self, blocks: usize) -> usize {
+        match (self.recompute, self.recompute_blocks) {
+            (Recompute::None, _) => 0,
+            (Recompute::Block, some) if some > 0 => some.min(blocks),
+            (Recompute::Block | Recompute::Auto, _) => blocks,
         }
     }
 }

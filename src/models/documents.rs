@@ -68,7 +68,7 @@ mod tests {
             });
         }
         let mut model = build(&config, 3).unwrap();
-        model.set_recompute(recompute);
+        model.set_recompute(if recompute { usize::MAX } else { 0 });
         let parameters = ParameterArena::new(&mut *model, device, DType::F32).unwrap();
         (model, parameters)
     }

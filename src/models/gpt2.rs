@@ -24,7 +24,8 @@ pub struct Gpt2 {
     ln_f: LayerNorm,
     /// (V, C); `None` where the head is tied to `wte`.
     lm_head: Option<Embedding>,
-    recompute: bool,
+    /// How many blocks are recomputed in backward, from the first one on.
+    recompute: usize,
 }
 
 impl Gpt2 {
@@ -47,7 +48,7 @@ impl Gpt2 {
         let h = (0..c.n_layer).map(|_| Block::new(c, &mut keys)).collect::<Result<_>>()?;
         let ln_f = LayerNorm::new(c.n_embd, c.bias)?;
         let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
-        Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, recompute: false, config })
+        Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, recompute: 0, config })
     }
 }
 
@@ -67,7 +68,7 @@ impl LanguageModel for Gpt2 {
         let starts = past.documents().map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, block) in self.h.iter().enumerate() {
-            stream = if self.recompute && !past.is_cache() {
+            stream = if i < self.recompute && !past.is_cache() {
                 let (block, starts) = (block.clone(), starts.cloned());
                 stream
                     .recomputed(dropout, move |stream, dropout| block.forward(stream, starts.as_ref(), dropout, None))?
@@ -78,8 +79,8 @@ impl LanguageModel for Gpt2 {
         stream.norm(&self.ln_f)
     }
 
-    fn set_recompute(&mut self, recompute: bool) {
-        self.recompute = recompute;
+    fn set_recompute(&mut self, blocks: usize) {
+        self.recompute = blocks;
     }
 
     fn token_embeddings(&self) -> &Tensor {

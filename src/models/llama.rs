@@ -24,7 +24,8 @@ pub struct Llama {
     /// (V, C); `None` where the head is tied to `embed_tokens`.
     lm_head: Option<Embedding>,
     rotary: Rotary,
-    recompute: bool,
+    /// How many blocks are recomputed in backward, from the first one on.
+    recompute: usize,
 }
 
 impl Llama {
@@ -42,7 +43,7 @@ impl Llama {
         let norm = RmsNorm::new(c.n_embd, l.norm_eps)?;
         let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
         let rotary = Rotary::new(c.block_size, l.head_dim, l.rope_theta, l.rope_scaling);
-        Ok(Llama { embed_tokens, layers, norm, lm_head, rotary, recompute: false, config })
+        Ok(Llama { embed_tokens, layers, norm, lm_head, rotary, recompute: 0, config })
     }
 }
 
@@ -58,7 +59,7 @@ impl LanguageModel for Llama {
         let starts = past.documents().map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, layer) in self.layers.iter().enumerate() {
-            stream = if self.recompute && !past.is_cache() {
+            stream = if i < self.recompute && !past.is_cache() {
                 let (layer, rotary, starts) = (layer.clone(), rotary.clone(), starts.cloned());
                 stream.recomputed(dropout, move |stream, dropout| {
                     layer.forward(stream, &rotary, starts.as_ref(), dropout, None)
@@ -70,8 +71,8 @@ impl LanguageModel for Llama {
         stream.norm(&self.norm)
     }
 
-    fn set_recompute(&mut self, recompute: bool) {
-        self.recompute = recompute;
+    fn set_recompute(&mut self, blocks: usize) {
+        self.recompute = blocks;
     }
 
     fn token_embeddings(&self) -> &Tensor {

@@ -61,9 +61,9 @@ pub trait LanguageModel: Module + Send + Sync {
     /// If the shapes do not fit, all tokens together do not fit the context, or the model cannot keep documents apart.
     fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor>;
 
-    /// Whether backward computes the activations of each block again instead of keeping them. The results are the same
-    /// to the bit; at first they are kept.
-    fn set_recompute(&mut self, recompute: bool);
+    /// Of how many blocks, from the first one on, backward computes the activations again instead of keeping them. The
+    /// results are the same to the bit; at first all are kept.
+    fn set_recompute(&mut self, blocks: usize);
 
     /// The table of token embeddings, f32 (V, C), whose rows ids name.
     fn token_embeddings(&self) -> &Tensor;

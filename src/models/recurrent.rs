@@ -82,7 +82,7 @@ impl LanguageModel for Recurrent {
     }
 
     /// Its layers keep few activations, and are computed once.
-    fn set_recompute(&mut self, _: bool) {}
+    fn set_recompute(&mut self, _: usize) {}
 
     fn token_embeddings(&self) -> &Tensor {
         &self.encoder.weight.value

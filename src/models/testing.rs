@@ -66,7 +66,7 @@ impl LanguageModel for MlpModel {
     }
 
     /// It has no blocks.
-    fn set_recompute(&mut self, _: bool) {}
+    fn set_recompute(&mut self, _: usize) {}
 
     fn token_embeddings(&self) -> &Tensor {
         &self.embed.weight.value

@@ -25,8 +25,8 @@ pub use loading::{
     trained_with,
 };
 pub use plan::{
-    Cluster, ClusterPlan, ClusterRow, Footprint, Memory, Passes, Plan, PlannedRanks, Rates, RunPlan, Speed, TimePlan,
-    check_size, plan_run,
+    Cluster, ClusterPlan, ClusterRow, Footprint, Memory, Passes, Plan, PlannedRanks, Rates, RunPlan, Saving, Speed,
+    TimePlan, check_size, plan_run,
 };
 pub use run::events::{Event, LossScale, Start, Step, Summary};
 pub use run::folder::{RunFolder, newest_run, newest_unfinished_run, remove_run};

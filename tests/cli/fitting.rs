@@ -200,3 +200,54 @@ fn a_run_with_a_new_tokenizer_has_a_row_for_each_of_its_tokens_and_is_resumed_wi
     let resume = ["train", "--resume", "runs/on", "--max-steps", "3", "--device", "cpu"];
     sandbox.run(&resume).succeeds().prints(&["resumed    after step 2"]);
 }
+
+#[test]
+fn as_few_blocks_are_recomputed_as_the_memory_allows() {
+    let sandbox = Sandbox::new();
+    let deep = ["--batch-size", "64", "--set", "model.n_layer=6", "--set", "model.block_size=32"];
+    let plan = |mib: &str, recompute: &str| {
+        let recompute = format!("train.recompute={recompute}");
+        let args = [&["plan", "tiny.toml", "--json"], &ON_CPU[..], &deep, &["--set", &recompute]].concat();
+        sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)]).succeeds().json()
+    };
+    let [none, block] = ["none", "block"].map(|recompute| plan("4000", recompute)["host_bytes"].as_u64().unwrap());
+    assert!(block < none, "{block} {none}");
+    assert_eq!(plan("4000", "auto")["recompute_flops_per_step"], 0.0);
+    // Of what is there nine tenths are taken.
+    let mib = ((none + block) * 10 / 18) >> 20;
+    let auto = ["--set", "train.recompute=auto", "--name", "auto"];
+    let run = train_within(&sandbox, &mib.to_string(), &[&deep[..], &auto].concat()).succeeds();
+    let config = sandbox.read("runs/auto/config.toml");
+    let line = |key: &str| config.lines().find(|line| line.starts_with(&format!("{key} = "))).expect(key).to_string();
+    let blocks: usize = line("recompute_blocks").split(' ').nth(2).unwrap().parse().unwrap();
+    assert!((1..6).contains(&blocks) && line("recompute").contains("# auto: as few blocks"), "{config}");
+    let told = notes(&run);
+    assert!(told.contains(&format!("train.recompute = \"block\" of {blocks} of 6 blocks")), "{told}");
+    assert!(!told.contains("passes"), "it fits: {told}");
+    let plan = sandbox.run(&[&["plan", "tiny.toml"], &ON_CPU[..], &deep].concat()).succeeds();
+    plan.prints(&["less       with train.recompute = \"block\"", "and  optimizer.state_dtype = \"int8\""]);
+}
+
+#[test]
+fn the_largest_batch_that_fits_is_taken_where_it_is_auto() {
+    let sandbox = Sandbox::new();
+    let auto = ["--batch-size", "auto", "--set", "model.block_size=32"];
+    sandbox.run(&["config", "show", "tiny.toml", "--set", "train.batch_size=auto"]).succeeds().prints(&["= \"auto\""]);
+    let plan = |mib: &str, batch: &[&str]| {
+        let args = [&["plan", "tiny.toml", "--json", "--set", "model.block_size=32"], &ON_CPU[..], batch].concat();
+        sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)]).succeeds().json()
+    };
+    let [small, large] = ["12", "14"].map(|mib| plan(mib, &auto[..2])["batch_size"].as_u64().unwrap());
+    assert!(1 < small && small < large, "{small} {large}");
+    // A larger one is computed in passes.
+    let passes = |batch: u64| plan("12", &["--batch-size", &batch.to_string()])["passes"].as_u64().unwrap();
+    assert_eq!([passes(small), passes(small + 1)], [1, 2]);
+    train_within(&sandbox, "12", &[&auto[..], &["--name", "on"]].concat()).succeeds();
+    let line = line_of(&sandbox, "batch_size");
+    assert!(
+        line.contains(&format!("= {small} ")) && line.contains("# auto: the largest that fits the memory"),
+        "{line}"
+    );
+    let told = notes(&sandbox.run(&["train", "--resume", "runs/on", "--max-steps", "3", "--json"]).succeeds());
+    assert!(!told.contains("batches: "), "{told}");
+}

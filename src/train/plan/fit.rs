@@ -2,13 +2,14 @@
 //! sequence is too large.
 
 use super::{Footprint, Plan, available_memory_bytes};
-use crate::config::{Config, Recompute};
+use crate::config::{Config, Recompute, StateDtype, WeightDtype};
 use crate::models::ModelConfig;
 use crate::train::setup::memory_limit::memory_limit;
 use crate::train::setup::precision::operands;
 use crate::train::step::ranks::{Place, Share};
 use crate::train::step::update_rules::trained;
 use crate::{Device, Error, Result, units};
+use serde::Serialize;
 
 /// Memory available to a rank, bytes; `None` if unknown, then everything fits.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,6 +80,9 @@ struct Shortage {
     on_device: bool,
 }
 
+/// A change of a configuration: `key = value`, and what makes it.
+type Change = (&'static str, fn(&mut Config));
+
 /// A run, and where it is to be computed.
 #[derive(Clone, Copy)]
 struct Run<'a> {
@@ -127,6 +131,29 @@ impl Run<'_> {
         Ok(short(need.host_least, memory.host, false).or_else(|| short(need.device, memory.device, true)))
     }
 
+    /// The changes that save memory, by the quality that they cost.
+    fn savings(&self) -> Vec<Change> {
+        let Config { train, optimizer, model, lora, .. } = self.config;
+        let mut savings: Vec<Change> = Vec::new();
+        if !self.shape.is_recurrent() && train.recomputed_blocks(self.shape.n_layer) < self.shape.n_layer {
+            savings.push(("train.recompute = \"block\"", |config| {
+                (config.train.recompute, config.train.recompute_blocks) = (Recompute::Block, 0);
+            }));
+        }
+        if optimizer.state_dtype == StateDtype::F32 {
+            savings
+                .push(("optimizer.state_dtype = \"int8\"", |config| config.optimizer.state_dtype = StateDtype::Int8));
+        }
+        if !model.init.is_empty() && !model.new_tokenizer && lora.rank == 0 {
+            savings.push(("lora.rank = 16", |config| config.lora.rank = 16));
+        }
+        let has_f16 = self.device.adapter().is_none() || self.device.has_f16();
+        if lora.rank > 0 && lora.base_dtype == WeightDtype::F32 && has_f16 {
+            savings.push(("lora.base_dtype = \"f16\"", |config| config.lora.base_dtype = WeightDtype::F16));
+        }
+        savings
+    }
+
     /// The changes of the configuration with which it fits, in words.
     fn remedies(&self, memory: &Memory) -> Result<String> {
         const SMALLER: &str = "a smaller model.n_embd, model.n_layer or vocabulary";
@@ -147,22 +174,13 @@ impl Run<'_> {
             Ok(None)
         };
         let (mut alone, mut all, mut names) = (Vec::new(), self.config.clone(), Vec::new());
-        if self.config.train.recompute == Recompute::None && !self.shape.is_recurrent() {
+        for (name, change) in self.savings() {
             let mut config = self.config.clone();
-            config.train.recompute = Recompute::Block;
-            all.train.recompute = Recompute::Block;
-            names.push("train.recompute = \"block\"");
+            change(&mut config);
+            change(&mut all);
+            names.push(name);
             if fits(&config)? {
-                alone.push(names[0].to_string());
-            }
-        }
-        if !self.config.model.init.is_empty() && self.config.lora.rank == 0 && !self.config.model.new_tokenizer {
-            let mut config = self.config.clone();
-            config.lora.rank = 16;
-            all.lora.rank = 16;
-            names.push("lora.rank = 16");
-            if fits(&config)? {
-                alone.push("lora.rank = 16".to_string());
+                alone.push(name.to_string());
             }
         }
         if let Some(rows) = shorter(self.config)? {
@@ -298,6 +316,43 @@ pub(in crate::train) fn fits_comfortably(
     }
     let spare = Memory { device: memory.device.map(comfortable), ..*memory };
     Ok(run.shortage(batch_size, 2, &spare)?.is_none())
+}
+
+/// A change of the configuration that saves memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Saving {
+    /// `key = value`
+    pub change: &'static str,
+    /// What a run takes with it: of a GPU's memory, or of the machine's.
+    pub bytes: u64,
+}
+
+/// What a run of passes of so many rows takes with changes that save memory, each with those before it.
+///
+/// # Errors
+/// If there is no such model.
+pub(super) fn savings(
+    config: &Config,
+    shape: &ModelConfig,
+    in_documents: bool,
+    (device, place): (&Device, Place),
+    rows: usize,
+) -> Result<Vec<Saving>> {
+    let bytes = |config: &Config| {
+        let need = Run { config, shape, in_documents, device, place }.need(rows, 1)?;
+        Ok::<_, Error>(if device.is_gpu() { need.device } else { need.host })
+    };
+    let (mut best, mut least, mut savings) = (config.clone(), bytes(config)?, Vec::new());
+    for (name, change) in (Run { config, shape, in_documents, device, place }).savings() {
+        let mut with = best.clone();
+        change(&mut with);
+        let bytes = bytes(&with)?;
+        if bytes < least {
+            (best, least) = (with, bytes);
+            savings.push(Saving { change: name, bytes });
+        }
+    }
+    Ok(savings)
 }
 
 /// Sizes of a model and a pass over this number of rows.

@@ -1,13 +1,13 @@
-//! Sizes that a configuration leaves open: of a fine-tuning run, the row length by the text, and the batch size by the
-//! memory.
+//! What a configuration leaves open: of a fine-tuning run, the row length by the text and the batch size by the memory;
+//! and what is `auto`, a batch size and how many blocks are recomputed.
 
 use super::{Memory, fits_comfortably};
-use crate::config::{Config, Resolved, TrainConfig};
+use crate::config::{Config, Origin, Recompute, Resolved, TrainConfig};
 use crate::data::{Prepared, Tokens};
 use crate::models::ModelConfig;
 use crate::train::setup::init::STREAM_ROW;
 use crate::train::setup::model_shape::model_config;
-use crate::{Device, Result, units};
+use crate::{Device, Error, Result, units};
 
 /// Rows of documents are multiples of this: tiles of kernels are full, and runs on similar texts have the same shapes.
 const ROW_MULTIPLE: usize = 64;
@@ -15,6 +15,8 @@ const ROW_MULTIPLE: usize = 64;
 const BLOCK_SIZE: &str = "model.block_size";
 const BATCH_SIZE: &str = "train.batch_size";
 const GRAD_ACCUM: &str = "train.grad_accum_steps";
+const RECOMPUTE: &str = "train.recompute";
+const RECOMPUTE_BLOCKS: &str = "train.recompute_blocks";
 
 /// Whether the sizes of batches are known only once the text is read.
 pub(in crate::train) fn depend_on_text(resolved: &Resolved) -> bool {
@@ -22,18 +24,35 @@ pub(in crate::train) fn depend_on_text(resolved: &Resolved) -> bool {
     !resolved.config.model.init.is_empty() && (is_open(BLOCK_SIZE) || is_open(BATCH_SIZE))
 }
 
-/// Fills in the sizes that depend on the text and on the memory. Returns the shape of the model, and a note on what was
-/// chosen. Ranks `in_processes` of their own have the same batch, whatever memory each has.
+/// Whether something is known only by [`settle`].
+pub(in crate::train) fn are_open(resolved: &Resolved) -> bool {
+    depend_on_text(resolved) || autos(resolved).next().is_some()
+}
+
+/// The keys that are `auto`.
+fn autos(resolved: &Resolved) -> impl Iterator<Item = &'static str> {
+    let batch = (*resolved.origin(BATCH_SIZE) == Origin::Auto).then_some(BATCH_SIZE);
+    let recompute = (resolved.config.train.recompute == Recompute::Auto).then_some(RECOMPUTE);
+    batch.into_iter().chain(recompute)
+}
+
+/// Fills in what depends on the text and on the memory of the devices, so many and like this one. Returns the shape of
+/// the model, and a note on what was chosen. Ranks `in_processes` of their own have the same batch, whatever memory
+/// each has.
 ///
 /// # Errors
-/// If there is no such model.
+/// If there is no such model, or ranks of several processes are to find a value for `auto`.
 pub(in crate::train) fn settle(
     resolved: &mut Resolved,
     prepared: &Prepared,
-    device: &Device,
+    (device, devices): (&Device, usize),
     in_processes: bool,
     memory: &Memory,
 ) -> Result<(ModelConfig, Option<String>)> {
+    if let Some(key) = autos(resolved).next().filter(|_| in_processes) {
+        let message = "is \"auto\", which several processes cannot agree on: set what `rustyflow plan` says".into();
+        return Err(Error::Config { place: resolved.origin(key).to_string(), key: key.into(), message });
+    }
     let before = resolved.clone();
     let beyond = settle_rows(resolved, [&prepared.train, &prepared.validation]);
     let shape = model_config(resolved, prepared.tokenizer.vocab_size())?;
@@ -42,9 +61,11 @@ pub(in crate::train) fn settle(
         resolved.derive("model.vocab_size", how, |config| config.model.vocab_size = shape.vocab_size);
     }
     if !in_processes {
-        settle_batch(resolved, &shape, prepared.train.is_in_documents(), device, memory)?;
+        let on = On { shape: &shape, in_documents: prepared.train.is_in_documents(), device, devices, memory };
+        on.settle_batch(resolved, prepared.train.len())?;
+        on.settle_recompute(resolved)?;
     }
-    let note = note([&before, resolved], beyond, memory, device);
+    let note = note([&before, resolved], shape.n_layer, beyond, memory, device);
     Ok((shape, note))
 }
 
@@ -89,51 +110,108 @@ fn document_rows(lengths: &mut [usize], context: usize) -> (usize, &'static str)
     (rows, how)
 }
 
-/// Fills in `train.batch_size` and `train.grad_accum_steps`, where the configuration leaves them open: the default
-/// batch, or as many sequences of it as fit `memory`, accumulated to as many a step.
-///
-/// # Errors
-/// If there is no such model.
-fn settle_batch(
-    resolved: &mut Resolved,
-    shape: &ModelConfig,
+/// What decides whether a batch fits.
+struct On<'a> {
+    shape: &'a ModelConfig,
     in_documents: bool,
-    device: &Device,
-    memory: &Memory,
-) -> Result<()> {
-    // The rows of a recurrent model are pieces of the text that go on from batch to batch.
-    if resolved.config.model.init.is_empty() || !resolved.origin(BATCH_SIZE).is_default() || shape.is_recurrent() {
-        return Ok(());
-    }
-    let all = TrainConfig::default().batch_size;
-    let mut batch_size = all;
-    let fits = |batch_size: usize| {
-        let config = with_batch(&resolved.config, batch_size);
-        fits_comfortably(&config, shape, batch_size, in_documents, device, memory)
-    };
-    while batch_size > 1 && !fits(batch_size)? {
-        batch_size /= 2;
-    }
-    if batch_size < all {
-        resolved.derive(BATCH_SIZE, "as many of 16 as fit the memory", |config| config.train.batch_size = batch_size);
-        resolved.derive(GRAD_ACCUM, "as many sequences a step as by default", |config| {
-            config.train.grad_accum_steps = all / batch_size;
-        });
-    } else {
-        resolved.derive(BATCH_SIZE, "16 fit the memory", |config| config.train.batch_size = all);
-    }
-    Ok(())
+    device: &'a Device,
+    /// How many share a batch.
+    devices: usize,
+    memory: &'a Memory,
 }
 
-fn with_batch(config: &Config, batch_size: usize) -> Config {
-    let mut config = config.clone();
-    config.train.batch_size = batch_size;
-    config
+impl On<'_> {
+    fn fits(&self, config: &Config, batch_size: usize) -> Result<bool> {
+        let mut config = config.clone();
+        config.train.batch_size = batch_size;
+        fits_comfortably(&config, self.shape, batch_size, self.in_documents, self.device, self.memory)
+    }
+
+    /// Fills in `train.batch_size` and `train.grad_accum_steps`, where the configuration leaves them open: the default
+    /// batch, or as many sequences of it as fit the memory, accumulated to as many a step. `auto` is the largest batch
+    /// that fits, and that a text of so many tokens fills.
+    fn settle_batch(&self, resolved: &mut Resolved, tokens: usize) -> Result<()> {
+        let config = resolved.config.clone();
+        if *resolved.origin(BATCH_SIZE) == Origin::Auto {
+            let rows = tokens / config.model.block_size.max(1);
+            let most = (rows / self.devices.max(1)).max(1);
+            let fitting = largest(most, |batch_size| self.fits(&config, batch_size))?.max(1);
+            let how = if fitting == most { "as many rows as the text has" } else { "the largest that fits the memory" };
+            resolved.settle(BATCH_SIZE, how, |config| config.train.batch_size = fitting * self.devices);
+            return Ok(());
+        }
+        // The rows of a recurrent model are pieces of the text that go on from batch to batch.
+        let is_open = resolved.origin(BATCH_SIZE).is_default() && !config.model.init.is_empty();
+        if !is_open || self.shape.is_recurrent() {
+            return Ok(());
+        }
+        let all = TrainConfig::default().batch_size;
+        let mut batch_size = all;
+        while batch_size > 1 && !self.fits(&config, batch_size)? {
+            batch_size /= 2;
+        }
+        if batch_size < all {
+            resolved.derive(BATCH_SIZE, "as many of 16 as fit the memory", |config| {
+                config.train.batch_size = batch_size;
+            });
+            resolved.derive(GRAD_ACCUM, "as many sequences a step as by default", |config| {
+                config.train.grad_accum_steps = all / batch_size;
+            });
+        } else {
+            resolved.derive(BATCH_SIZE, "16 fit the memory", |config| config.train.batch_size = all);
+        }
+        Ok(())
+    }
+
+    /// Resolves `train.recompute = "auto"`: the fewest blocks with which the batch fits. The last one is kept, as backward
+    /// begins with it.
+    fn settle_recompute(&self, resolved: &mut Resolved) -> Result<()> {
+        if resolved.config.train.recompute != Recompute::Auto {
+            return Ok(());
+        }
+        let (blocks, rows) = (self.shape.n_layer, resolved.config.train.batch_size.div_ceil(self.devices.max(1)));
+        let with = |recomputed: usize| {
+            let mut config = resolved.config.clone();
+            set_recompute(&mut config, recomputed, blocks);
+            self.fits(&config, rows)
+        };
+        let kept = largest(blocks, |kept| with(blocks - kept))?.max(1);
+        let recomputed = blocks - kept;
+        let how = match recomputed {
+            0 => "the batch fits the memory without",
+            _ => "as few blocks as the memory allows",
+        };
+        resolved.settle(RECOMPUTE, how, |config| set_recompute(config, recomputed, blocks));
+        if resolved.config.train.recompute_blocks > 0 {
+            resolved.settle(RECOMPUTE_BLOCKS, how, |_| {});
+        }
+        Ok(())
+    }
+}
+
+fn set_recompute(config: &mut Config, recomputed: usize, blocks: usize) {
+    config.train.recompute = if recomputed == 0 { Recompute::None } else { Recompute::Block };
+    config.train.recompute_blocks = if recomputed == blocks { 0 } else { recomputed };
+}
+
+/// The largest number up to this one that fits, where all below it do; 0 if not even 1 does.
+fn largest(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<usize> {
+    let (mut fitting, mut next) = (0, 1);
+    while next <= most && fits(next)? {
+        (fitting, next) = (next, if next == most { most + 1 } else { (2 * next).min(most) });
+    }
+    let mut too_large = next;
+    while too_large - fitting > 1 {
+        let middle = fitting.midpoint(too_large);
+        if fits(middle)? { fitting = middle } else { too_large = middle }
+    }
+    Ok(fitting)
 }
 
 /// A note for the user on the sizes that were chosen between these two. `longer` of all documents exceed a row.
 fn note(
     [before, after]: [&Resolved; 2],
+    layers: usize,
     [longer, documents]: [usize; 2],
     memory: &Memory,
     device: &Device,
@@ -157,12 +235,30 @@ fn note(
     if is_settled(GRAD_ACCUM) {
         parts.push(format!("train.grad_accum_steps = {}", train.grad_accum_steps));
     }
+    if is_settled(RECOMPUTE) {
+        parts.push(match (train.recompute, train.recompute_blocks) {
+            (Recompute::None, _) => "train.recompute = \"none\"".into(),
+            (_, 0) => "train.recompute = \"block\"".into(),
+            (_, some) => format!("train.recompute = \"block\" of {some} of {layers} blocks"),
+        });
+    }
     (!parts.is_empty()).then(|| format!("batches: {}", parts.join(", ")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_largest_number_is_the_last_that_fits() {
+        for (limit, most) in [(0, 5), (1, 5), (3, 5), (4, 5), (5, 5), (9, 5), (37, 64), (64, 64), (1, 1), (0, 1)] {
+            let found = largest(most, |n| {
+                assert!((1..=most).contains(&n));
+                Ok(n <= limit)
+            });
+            assert_eq!(found.unwrap(), limit.min(most), "{limit} of {most}");
+        }
+    }
 
     #[test]
     fn rows_hold_99_of_100_documents_whole() {

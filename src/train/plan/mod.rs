@@ -11,7 +11,7 @@ mod run_plan;
 
 pub use cluster::{Cluster, ClusterPlan, ClusterRow, Speed};
 pub(super) use fit::fits_comfortably;
-pub use fit::{Memory, Passes};
+pub use fit::{Memory, Passes, Saving};
 pub use footprint::Footprint;
 pub(super) use footprint::largest_rank;
 pub use run_plan::{PlannedRanks, Rates, RunPlan, TimePlan, plan_run};

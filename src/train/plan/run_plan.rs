@@ -1,9 +1,9 @@
 //! Estimates of a run before it starts.
 
-use super::fit::{Memory, Need, Passes, sizes};
+use super::fit::{Memory, Need, Passes, Saving, savings, sizes};
 use super::footprint::{Footprint, largest_rank};
 use super::{Plan, earlier, init_sizes};
-use crate::config::{Config, Recompute, Resolved};
+use crate::config::{Config, Resolved};
 use crate::data::{Corpus, Position, Prepared};
 use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
@@ -44,6 +44,8 @@ pub struct RunPlan {
     pub block_size: usize,
     /// Notes on sizes that the plan has chosen.
     pub notes: Vec<String>,
+    /// Changes that save memory, each with those before it.
+    pub savings: Vec<Saving>,
     pub train_tokens: usize,
     pub validation_tokens: usize,
     pub tokens_per_step: usize,
@@ -190,7 +192,7 @@ pub fn plan_run(
     let prepared = prepare(resolved, data_dir, cache_dir)?;
     let memory = Memory::available(device, if device.is_gpu() { 1 } else { on_machine })?;
     let mut resolved = resolved.clone();
-    let (shape, note) = init_sizes::settle(&mut resolved, &prepared, device, in_processes, &memory)?;
+    let (shape, note) = init_sizes::settle(&mut resolved, &prepared, (device, ranks), in_processes, &memory)?;
     let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
     let (steps, steps_per_epoch) = settle_length(&mut resolved, &loader)?;
     let in_documents = loader.is_in_documents();
@@ -225,6 +227,7 @@ pub fn plan_run(
         does_not_fit,
         block_size: config.model.block_size,
         notes: note.into_iter().chain(passes.note.clone()).collect(),
+        savings: savings(config, &shape, in_documents, (device, place), passes.rows)?,
         train_tokens: prepared.train.len(),
         validation_tokens: prepared.validation.len(),
         tokens_per_step: tokens_per_step(config),
@@ -247,10 +250,8 @@ fn tokens_per_step(config: &Config) -> usize {
 /// FLOPs of the model, and those of `train.recompute`.
 fn flops_per_step(config: &Config, shape: &ModelConfig, ranks: usize) -> Result<[f64; 2]> {
     let in_rows = ModelConfig { block_size: config.model.block_size, ..shape.clone() };
-    let recompute = match config.train.recompute {
-        Recompute::None => 0.0,
-        Recompute::Block => in_rows.recompute_flops_per_token(),
-    };
+    let recomputed = config.train.recomputed_blocks(shape.n_layer) as f64 / shape.n_layer as f64;
+    let recompute = recomputed * in_rows.recompute_flops_per_token();
     let model = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token;
     Ok([model, recompute].map(|of_token| of_token * tokens_per_step(config) as f64))
 }

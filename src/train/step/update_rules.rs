@@ -1,6 +1,6 @@
 //! Update rules of parameters from the configuration, and their memory.
 
-use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompute, StateDtype};
+use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, StateDtype};
 use crate::models::{LanguageModel, ModelConfig, matmul_weights};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, Division, Group, Kind, MomentDtype, Optimizer, ParameterArena, shards};
@@ -37,7 +37,8 @@ pub(in crate::train) fn on_device(
     device: &Device,
     place: Place,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
-    model.set_recompute(config.train.recompute == Recompute::Block);
+    let blocks = model.config().n_layer;
+    model.set_recompute(config.train.recomputed_blocks(blocks));
     let numbers = numbers(config, &mut *model)?;
     let number_of = |name: &str, _: &Parameter| numbers[name];
     let group_of = |number| group(config, number);

@@ -62,7 +62,8 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let TrainOptions { device, others, launch, .. } = &process.options;
     let (devices, place) = (devices(device, others), process.place);
     let memory = memory_of(&devices, *launch)?;
-    let (shape, sizes_note) = init_sizes::settle(&mut resolved, &prepared, device, launch.is_some(), &memory)?;
+    let (shape, sizes_note) =
+        init_sizes::settle(&mut resolved, &prepared, (device, devices.len()), launch.is_some(), &memory)?;
     let is_new = resumed.is_none() && resolved.config.model.new_tokenizer;
     let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;
     let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());

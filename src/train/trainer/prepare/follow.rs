@@ -20,7 +20,7 @@ pub(in crate::train::trainer) fn follow(resolved: &Resolved, mut options: TrainO
     let TrainOptions { device, others, launch, .. } = &options;
     let devices = devices(device, others);
     let (mut resolved, memory) = (resolved.clone(), memory_of(&devices, *launch)?);
-    let (shape, _) = init_sizes::settle(&mut resolved, &data.prepared, device, true, &memory)?;
+    let (shape, _) = init_sizes::settle(&mut resolved, &data.prepared, (device, devices.len()), true, &memory)?;
     let (tokens, validation) = (&data.prepared.train, &data.prepared.validation);
     let in_documents = tokens.is_in_documents() && !shape.is_recurrent();
     let splits = passes(&resolved, &shape, in_documents, &devices, place, &memory)?.splits;

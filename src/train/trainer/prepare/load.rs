@@ -166,7 +166,7 @@ fn precompile_for(
     devices: &[&Device],
     place: Place,
 ) {
-    if init_sizes::depend_on_text(resolved) {
+    if init_sizes::are_open(resolved) {
         return;
     }
     let Ok(shape) = model_config(resolved, tokenizer.vocab_size()) else { return };
