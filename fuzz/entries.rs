@@ -5,7 +5,7 @@
 
 use rustyflow::config::Layers;
 use rustyflow::data::{ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Order, Piece, Split, Tokenizer};
-use rustyflow::models::gguf::GgufFile;
+use rustyflow::models::gguf::{self, GgufFile};
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena, SavedMoments};
 use rustyflow::train::{TrainerState, find_checkpoint};
@@ -29,7 +29,7 @@ pub const ENTRIES: [(&str, Entry); 13] = [
     ("manifest", manifest),
     ("state", state),
     ("corpus", corpus),
-    ("gguf", gguf),
+    ("gguf", gguf_file),
     ("template", template),
     ("jsonl", jsonl),
 ];
@@ -180,14 +180,25 @@ pub fn corpus(folder: &Path, bytes: &[u8]) {
     }
 }
 
-/// A GGUF file: every tensor of one that opens can be read.
-pub fn gguf(folder: &Path, bytes: &[u8]) {
+/// A GGUF file: every tensor of one that opens can be read, and what it says of a model is used or refused.
+pub fn gguf_file(folder: &Path, bytes: &[u8]) {
     let path = put(folder, "model.gguf", bytes);
     if let Ok(file) = GgufFile::open(&path) {
         for name in file.names() {
             let (_, shape) = file.spec(name).expect("it has the tensor");
             let values = file.tensor(name).expect("it has the tensor");
             assert_eq!(values.len(), shape.iter().product::<usize>());
+        }
+        if let Ok(files) = gguf::described(&file) {
+            let tokenizer = files.into_iter().find(|(name, _)| *name == "tokenizer.json").expect("it is described");
+            let path = put(folder, "tokenizer.json", tokenizer.1.as_bytes());
+            let _ = Tokenizer::from_file(&path).map(|tokenizer| tokenizer.encode("a b"));
+        }
+        let file = std::sync::Arc::new(file);
+        if let Ok(shape) = gguf::read_shape(&file)
+            && let Ok(mut model) = gguf::open(&file, &shape, usize::MAX)
+        {
+            model.to_device(&Device::Cpu).expect("it was found to be whole");
         }
     }
 }

@@ -24,6 +24,26 @@ TYPES = {
 }
 
 
+# Read only: blocks of any bits but for the scales, which are finite. (bytes of a block, where its f16 are)
+READ_ONLY = {
+    "q4_1": (gguf.GGMLQuantizationType.Q4_1, 20, (0, 2)),
+    "q5_0": (gguf.GGMLQuantizationType.Q5_0, 22, (0,)),
+    "q5_1": (gguf.GGMLQuantizationType.Q5_1, 24, (0, 2)),
+    "q4_k": (gguf.GGMLQuantizationType.Q4_K, 144, (0, 2)),
+    "q5_k": (gguf.GGMLQuantizationType.Q5_K, 176, (0, 2)),
+    "q6_k": (gguf.GGMLQuantizationType.Q6_K, 210, (208,)),
+}
+
+
+def blocks(size, halves):
+    """Six blocks of random bits."""
+    random = np.random.default_rng(size)
+    bits = random.integers(0, 256, (6, size), dtype=np.uint8)
+    for at in halves:
+        bits[:, at:at + 2] = random.standard_normal((6, 1)).astype(np.float16).view(np.uint8)
+    return bits
+
+
 def numbers():
     """Rows of 32: of different magnitudes, with ties, of zeros, of one number alone."""
     random = np.random.default_rng(7)
@@ -39,6 +59,10 @@ def main():
     for name, kind in TYPES.items():
         encoded = np.ascontiguousarray(quantize(values, kind))
         tensors[f"{name}.bytes"] = encoded.view(np.uint8).reshape(-1)
+        tensors[f"{name}.values"] = dequantize(encoded, kind).astype(np.float32).reshape(-1)
+    for name, (kind, size, halves) in READ_ONLY.items():
+        encoded = blocks(size, halves)
+        tensors[f"{name}.bytes"] = encoded.reshape(-1)
         tensors[f"{name}.values"] = dequantize(encoded, kind).astype(np.float32).reshape(-1)
     save_file(tensors, ROOT / "tests/goldens/gguf.safetensors")
 

@@ -3,4 +3,4 @@
 #[path = "../entries.rs"]
 mod entries;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entries::in_scratch(entries::gguf, bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entries::in_scratch(entries::gguf_file, bytes));

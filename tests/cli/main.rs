@@ -20,6 +20,7 @@ mod finetuning;
 mod fitting;
 mod flags;
 mod generating;
+mod gguf_files;
 #[cfg(unix)]
 mod guards;
 #[cfg(unix)]

@@ -109,6 +109,7 @@ impl SharedMemory {
     }
 
     /// The most bytes exchanged at a time.
+    #[cfg(any(test, feature = "mpi"))]
     pub fn chunk(&self) -> usize {
         self.chunk
     }

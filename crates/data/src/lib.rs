@@ -62,7 +62,9 @@ pub use rows::Row;
 pub use source::read_text;
 #[doc(hidden)]
 pub use tokenizer::OWN_CLASS;
-pub use tokenizer::{BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, TextStream, TokenKind, Tokenizer, TokenizerSpec};
+pub use tokenizer::{
+    BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, LlamaCppVocabulary, TextStream, TokenKind, Tokenizer, TokenizerSpec,
+};
 pub use tokens::{TokenType, Tokens};
 
 pub use rustyflow_base::{Error, Result};

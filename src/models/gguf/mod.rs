@@ -12,6 +12,9 @@ mod gpt2;
 mod llama;
 mod quantize;
 mod reader;
+mod shape;
+mod stored;
+mod unpack;
 mod value;
 mod writer;
 
@@ -22,11 +25,15 @@ pub(super) use gpt2::Gpt2Mapping;
 pub(super) use llama::LlamaMapping;
 pub use quantize::GgmlType;
 pub use reader::GgufFile;
+pub use shape::read_shape;
+pub use stored::open;
+pub use unpack::{described, is_gguf, unpacked, weights_of};
 pub use value::Value;
 pub use writer::{Export, Written, write};
 
-use super::{LanguageModel, ModelConfig, build};
-use crate::{Error, Result, Shape};
+use super::{LanguageModel, ModelConfig};
+use crate::{Device, Error, Result, Shape};
+use std::sync::Arc;
 
 const MAGIC: &[u8] = b"GGUF";
 const VERSION: u32 = 3;
@@ -83,19 +90,6 @@ impl Layout {
             }
         }
     }
-
-    /// The opposite of [`Layout::apply`].
-    fn revert(self, values: Vec<f32>, shape: &Shape) -> Vec<f32> {
-        match (self, &shape[..]) {
-            (Layout::Same, _) => values,
-            (Layout::Transposed, shape) => transpose(&values, shape[0]),
-            (Layout::Interleaved { heads }, shape) => {
-                let mut order: Vec<usize> = vec![0; shape[0]];
-                (0..shape[0]).for_each(|row| order[interleaved(row, shape[0] / heads)] = row);
-                in_other_order(&values, shape[0], |row| order[row])
-            }
-        }
-    }
 }
 
 /// A matrix with rows of this length, its columns as rows.
@@ -113,6 +107,12 @@ fn in_other_order(values: &[f32], rows: usize, from: impl Fn(usize) -> usize) ->
 fn interleaved(row: usize, head: usize) -> usize {
     let (start, at) = (row / head * head, row % head);
     start + at % 2 * (head / 2) + at / 2
+}
+
+/// The opposite of [`interleaved`]: in which row of the file a row lies.
+fn row_in_file(row: usize, head: usize) -> usize {
+    let (start, at) = (row / head * head, row % head);
+    start + at % (head / 2) * 2 + at / (head / 2)
 }
 
 /// How llama.cpp has models of this family.
@@ -137,7 +137,7 @@ fn mapping(config: &ModelConfig) -> Result<(&'static dyn Mapping, &'static str)>
 ///
 /// # Errors
 /// If the file is damaged, or does not hold exactly such a model.
-pub fn load(file: &GgufFile, config: &ModelConfig) -> Result<Box<dyn LanguageModel>> {
+pub fn load(file: &Arc<GgufFile>, config: &ModelConfig) -> Result<Box<dyn LanguageModel>> {
     let (mapping, architecture) = mapping(config)?;
     let damaged = |message: String| Error::Checkpoint { path: file.path().to_path_buf(), message };
     if file.value("general.architecture") != Some(&Value::Text(architecture.into())) {
@@ -150,32 +150,9 @@ pub fn load(file: &GgufFile, config: &ModelConfig) -> Result<Box<dyn LanguageMod
             return Err(damaged(format!("{key} is {:?}; expected {value:?}", file.value(&key))));
         }
     }
-    let read = |name: &str, shape: &[usize]| match file.spec(name) {
-        Some((_, its)) if its == shape => Ok(file.tensor(name).expect("it is there")),
-        Some((_, its)) => Err(damaged(format!("{name} has shape {its:?}; expected {shape:?}"))),
-        None => Err(damaged(format!("has no tensor {name}"))),
-    };
-    for (name, values) in mapping.constants(config) {
-        if read(name, &[values.len()])? != values {
-            return Err(damaged(format!("{name} has other values than its shape implies")));
-        }
-    }
-    let mut model = build(config, 0)?;
-    let mut result = Ok(());
-    model.visit_parameters("", &mut |name, parameter| {
-        let fill = || {
-            let mut all = Vec::with_capacity(parameter.len());
-            for (name, shape) in config.kind.hf().tensors(config, name, parameter.shape()) {
-                let (name, layout) = named(mapping, config, &name);
-                all.extend(layout.revert(read(&name, &layout.shape(&shape))?, &shape));
-            }
-            parameter.write_bytes(bytemuck::cast_slice(&all))
-        };
-        if result.is_ok() {
-            result = fill();
-        }
-    });
-    result.map(|()| model)
+    let mut model = open(file, config, usize::MAX)?;
+    model.to_device(&Device::Cpu)?;
+    Ok(model)
 }
 
 /// The name and layout of a tensor that the model has.

@@ -1,14 +1,21 @@
-//! Supported number types of GGUF files, and ggml's quantized blocks (ggml-quants.c).
+//! Number types of GGUF files, and ggml's quantized blocks (ggml-quants.c).
 //!
-//! A block is 32 numbers of a row that share a scale d, which is an f16:
+//! A block is some numbers of a row that share a scale d, which is an f16. Of 32 numbers:
 //! - q8_0: d = max|x| / 127, q = round(x / d) as an i8, half away from zero; x ~ d q
 //! - q4_0: d = m / -8 with m the number of the largest magnitude, q = floor(x / d + 8.5), at most 15, in four bits;
 //!   x ~ d (q - 8). A byte holds q of number i in its lower half and of number i + 16 in its upper one.
+//! - q5_0: x ~ d (q - 16), the fifth bits in 32 bits of their own; q4_1, q5_1: x ~ d q + m with an f16 m.
+//!
+//! Of 256 numbers, in parts with scales s of their own:
+//! - q4_k, q5_k: eight parts, x ~ (d s) q - (dmin m) with s and m of six bits
+//! - q6_k: sixteen parts, x ~ (d s) (q - 32) with s an i8
 
 use half::{bf16, f16};
 
-/// Numbers of a row that share a scale.
+/// Numbers that share a scale.
 const BLOCK: usize = 32;
+/// Numbers of a block with parts.
+pub(super) const SUPER_BLOCK: usize = 256;
 
 /// Storage type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,12 +25,33 @@ pub enum GgmlType {
     Bf16,
     Q8_0,
     Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q4K,
+    Q5K,
+    Q6K,
 }
 
 impl GgmlType {
-    pub const ALL: [GgmlType; 5] = [GgmlType::F32, GgmlType::F16, GgmlType::Bf16, GgmlType::Q8_0, GgmlType::Q4_0];
+    /// All that are read.
+    pub const ALL: [GgmlType; 11] = [
+        GgmlType::F32,
+        GgmlType::F16,
+        GgmlType::Bf16,
+        GgmlType::Q8_0,
+        GgmlType::Q4_0,
+        GgmlType::Q4_1,
+        GgmlType::Q5_0,
+        GgmlType::Q5_1,
+        GgmlType::Q4K,
+        GgmlType::Q5K,
+        GgmlType::Q6K,
+    ];
+    /// Those that are written.
+    pub const WRITTEN: [GgmlType; 5] = [GgmlType::F32, GgmlType::F16, GgmlType::Bf16, GgmlType::Q8_0, GgmlType::Q4_0];
 
-    /// Its name on the command line, such as `f32`.
+    /// Its name, such as `f32`.
     pub fn name(self) -> &'static str {
         match self {
             GgmlType::F32 => "f32",
@@ -31,6 +59,12 @@ impl GgmlType {
             GgmlType::Bf16 => "bf16",
             GgmlType::Q8_0 => "q8_0",
             GgmlType::Q4_0 => "q4_0",
+            GgmlType::Q4_1 => "q4_1",
+            GgmlType::Q5_0 => "q5_0",
+            GgmlType::Q5_1 => "q5_1",
+            GgmlType::Q4K => "q4_k",
+            GgmlType::Q5K => "q5_k",
+            GgmlType::Q6K => "q6_k",
         }
     }
 
@@ -39,26 +73,33 @@ impl GgmlType {
         match self {
             GgmlType::F32 => 0,
             GgmlType::F16 => 1,
-            GgmlType::Bf16 => 30,
-            GgmlType::Q8_0 => 8,
             GgmlType::Q4_0 => 2,
+            GgmlType::Q4_1 => 3,
+            GgmlType::Q5_0 => 6,
+            GgmlType::Q5_1 => 7,
+            GgmlType::Q8_0 => 8,
+            GgmlType::Q4K => 12,
+            GgmlType::Q5K => 13,
+            GgmlType::Q6K => 14,
+            GgmlType::Bf16 => 30,
         }
     }
 
-    /// The `llama_ftype` of a file with mostly this type.
-    pub(super) fn file_type(self) -> u32 {
+    /// The `llama_ftype` of a file with mostly this type; `None` if there are no such files of ours.
+    pub(super) fn file_type(self) -> Option<u32> {
         match self {
-            GgmlType::F32 => 0,
-            GgmlType::F16 => 1,
-            GgmlType::Bf16 => 32,
-            GgmlType::Q8_0 => 7,
-            GgmlType::Q4_0 => 2,
+            GgmlType::F32 => Some(0),
+            GgmlType::F16 => Some(1),
+            GgmlType::Bf16 => Some(32),
+            GgmlType::Q8_0 => Some(7),
+            GgmlType::Q4_0 => Some(2),
+            _ => None,
         }
     }
 
     /// Whether it is quantized in blocks.
     pub fn is_quantized(self) -> bool {
-        matches!(self, GgmlType::Q8_0 | GgmlType::Q4_0)
+        self.block().0 > 1
     }
 
     /// How many numbers are stored together, in how many bytes.
@@ -68,6 +109,12 @@ impl GgmlType {
             GgmlType::F16 | GgmlType::Bf16 => (1, 2),
             GgmlType::Q8_0 => (BLOCK, 2 + BLOCK),
             GgmlType::Q4_0 => (BLOCK, 2 + BLOCK / 2),
+            GgmlType::Q4_1 => (BLOCK, 4 + BLOCK / 2),
+            GgmlType::Q5_0 => (BLOCK, 6 + BLOCK / 2),
+            GgmlType::Q5_1 => (BLOCK, 8 + BLOCK / 2),
+            GgmlType::Q4K => (SUPER_BLOCK, 16 + SUPER_BLOCK / 2),
+            GgmlType::Q5K => (SUPER_BLOCK, 16 + SUPER_BLOCK * 5 / 8),
+            GgmlType::Q6K => (SUPER_BLOCK, 18 + SUPER_BLOCK * 3 / 4),
         }
     }
 
@@ -77,7 +124,8 @@ impl GgmlType {
         elements / numbers * bytes
     }
 
-    /// Adds these numbers, of whole blocks, to `bytes`; fails with one that the type has no place for.
+    /// Adds these numbers, of whole blocks, to `bytes`; fails with one that the type has no place for. Of a type that is
+    /// not [written](GgmlType::WRITTEN) that is the first.
     pub(super) fn encode(self, values: &[f32], bytes: &mut Vec<u8>) -> Result<(), f32> {
         match self {
             GgmlType::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
@@ -85,28 +133,94 @@ impl GgmlType {
             GgmlType::Bf16 => bytes.extend(values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
             GgmlType::Q8_0 => values.chunks_exact(BLOCK).try_for_each(|block| encode_q8_0(block, bytes))?,
             GgmlType::Q4_0 => values.chunks_exact(BLOCK).try_for_each(|block| encode_q4_0(block, bytes))?,
+            _ => values.first().map_or(Ok(()), |value| Err(*value))?,
         }
         Ok(())
     }
 
-    /// Adds the numbers in these bytes, of whole blocks, to `values`.
-    pub(super) fn decode(self, bytes: &[u8], values: &mut Vec<f32>) {
-        let pairs = || bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
-        let blocks = || bytes.chunks_exact(self.block().1).map(|block| block.split_at(2));
-        let scale = |d: &[u8]| f16::from_le_bytes([d[0], d[1]]).to_f32();
+    /// The numbers in these bytes, of whole blocks.
+    pub(super) fn decode(self, bytes: &[u8], values: &mut [f32]) {
+        let (numbers, size) = self.block();
+        let blocks = values.chunks_exact_mut(numbers).zip(bytes.chunks_exact(size));
         match self {
-            GgmlType::F32 => values.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
-            GgmlType::F16 => values.extend(pairs().map(|pair| f16::from_le_bytes(pair).to_f32())),
-            GgmlType::Bf16 => values.extend(pairs().map(|pair| bf16::from_le_bytes(pair).to_f32())),
-            GgmlType::Q8_0 => {
-                values.extend(blocks().flat_map(|(d, q)| q.iter().map(move |q| scale(d) * f32::from(*q as i8))));
-            }
-            GgmlType::Q4_0 => values.extend(blocks().flat_map(|(d, q)| {
-                let lower = q.iter().map(|q| q & 15);
-                let upper = q.iter().map(|q| q >> 4);
-                lower.chain(upper).map(move |q| scale(d) * (f32::from(q) - 8.0))
-            })),
+            GgmlType::F32 => blocks.for_each(|(x, b)| x[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            GgmlType::F16 => blocks.for_each(|(x, b)| x[0] = half(b, 0)),
+            GgmlType::Bf16 => blocks.for_each(|(x, b)| x[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32()),
+            GgmlType::Q8_0 => blocks.for_each(|(x, b)| {
+                let d = half(b, 0);
+                x.iter_mut().zip(&b[2..]).for_each(|(x, q)| *x = d * f32::from(*q as i8));
+            }),
+            GgmlType::Q4_0 => blocks.for_each(|(x, b)| {
+                let d = half(b, 0);
+                each_nibble(&b[2..], |i, q| x[i] = d * (f32::from(q) - 8.0));
+            }),
+            GgmlType::Q4_1 => blocks.for_each(|(x, b)| {
+                let (d, m) = (half(b, 0), half(b, 2));
+                each_nibble(&b[4..], |i, q| x[i] = d * f32::from(q) + m);
+            }),
+            GgmlType::Q5_0 => blocks.for_each(|(x, b)| {
+                let (d, fifth) = (half(b, 0), fifth_bits(&b[2..]));
+                each_nibble(&b[6..], |i, q| x[i] = d * (f32::from(q | fifth(i)) - 16.0));
+            }),
+            GgmlType::Q5_1 => blocks.for_each(|(x, b)| {
+                let (d, m, fifth) = (half(b, 0), half(b, 2), fifth_bits(&b[4..]));
+                each_nibble(&b[8..], |i, q| x[i] = d * f32::from(q | fifth(i)) + m);
+            }),
+            GgmlType::Q4K => blocks.for_each(|(x, b)| decode_with_minima(b, &[], &b[16..], x)),
+            GgmlType::Q5K => blocks.for_each(|(x, b)| decode_with_minima(b, &b[16..48], &b[48..], x)),
+            GgmlType::Q6K => blocks.for_each(|(x, b)| decode_q6_k(b, x)),
         }
+    }
+}
+
+/// The f16 at byte `at`.
+fn half(bytes: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
+}
+
+/// Calls `each` with the number and the four bits of every number of a block of 32.
+fn each_nibble(bytes: &[u8], mut each: impl FnMut(usize, u8)) {
+    for (i, byte) in bytes.iter().enumerate() {
+        each(i, byte & 15);
+        each(i + BLOCK / 2, byte >> 4);
+    }
+}
+
+/// The fifth bit of every number of a block, in its place.
+fn fifth_bits(bytes: &[u8]) -> impl Fn(usize) -> u8 {
+    let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    move |i| ((bits >> i & 1) << 4) as u8
+}
+
+/// A block of q4_k or q5_k: d, dmin, twelve bytes with scales and minima, fifth bits or none, and four bits each.
+fn decode_with_minima(block: &[u8], fifths: &[u8], nibbles: &[u8], values: &mut [f32]) {
+    let (d, dmin, packed) = (half(block, 0), half(block, 2), &block[4..16]);
+    let of_part = |part: usize| match part {
+        0..4 => (packed[part] & 63, packed[part + 4] & 63),
+        _ => (packed[part + 4] & 15 | packed[part - 4] >> 6 << 4, packed[part + 4] >> 4 | packed[part] >> 6 << 4),
+    };
+    for (part, values) in values.chunks_exact_mut(BLOCK).enumerate() {
+        let (scale, minimum) = of_part(part);
+        let (d, m) = (d * f32::from(scale), dmin * f32::from(minimum));
+        let bytes = &nibbles[part / 2 * BLOCK..];
+        for (i, value) in values.iter_mut().enumerate() {
+            let fifth = fifths.get(i).map_or(0, |bits| (bits >> part & 1) << 4);
+            *value = d * f32::from(bytes[i] >> (part % 2 * 4) & 15 | fifth) - m;
+        }
+    }
+}
+
+/// A block of q6_k: lower four bits, upper two, scales and d.
+fn decode_q6_k(block: &[u8], values: &mut [f32]) {
+    let (lower, rest) = block.split_at(128);
+    let (upper, scales) = rest.split_at(64);
+    let d = half(scales, 16);
+    for (i, value) in values.iter_mut().enumerate() {
+        // Of each half of the block a quarter lies in every two bits.
+        let (half, quarter, at) = (i / 128, i % 128 / 32, i % 32);
+        let four = lower[64 * half + 32 * (quarter % 2) + at] >> (quarter / 2 * 4) & 15;
+        let two = upper[32 * half + at] >> (2 * quarter) & 3;
+        *value = d * f32::from(scales[i / 16] as i8) * (f32::from(four | two << 4) - 32.0);
     }
 }
 
@@ -153,7 +267,7 @@ mod tests {
     use super::*;
 
     fn round_trip(dtype: GgmlType, values: &[f32]) -> Vec<f32> {
-        let (mut bytes, mut back) = (vec![], vec![]);
+        let (mut bytes, mut back) = (vec![], vec![f32::NAN; values.len()]);
         dtype.encode(values, &mut bytes).unwrap();
         assert_eq!(bytes.len(), dtype.size_bytes(values.len()));
         dtype.decode(&bytes, &mut back);
@@ -188,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_block_of_zeros_stays_one() {
-        for dtype in GgmlType::ALL {
+        for dtype in GgmlType::WRITTEN {
             assert_eq!(round_trip(dtype, &[0.0; 32]), [0.0; 32], "{dtype:?}");
         }
     }

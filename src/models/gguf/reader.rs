@@ -1,6 +1,6 @@
 //! Reads GGUF files, which may be untrusted: counts and lengths are checked against the size of the file.
 
-use super::quantize::GgmlType;
+use super::quantize::{GgmlType, SUPER_BLOCK};
 use super::value::{self, Value};
 use super::{ALIGNMENT, MAGIC, VERSION};
 use crate::{Error, Result};
@@ -70,10 +70,40 @@ impl GgufFile {
 
     /// The numbers of a tensor as f32.
     pub fn tensor(&self, name: &str) -> Option<Vec<f32>> {
-        let StoredTensor { dtype, shape, start, end } = self.tensors.get(name)?;
-        let mut values = Vec::with_capacity(shape.iter().product());
-        dtype.decode(&self.map[*start..*end], &mut values);
+        let mut values = vec![0.0; self.tensors.get(name)?.shape.iter().product()];
+        self.read(name, 0, &mut values);
         Some(values)
+    }
+
+    /// The keys of all values, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.metadata.keys().map(String::as_str)
+    }
+
+    /// Bytes of the file.
+    pub fn size_bytes(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Writes the numbers of a tensor from `first` on, as many as `out` has; nothing of a tensor that is not there.
+    pub(super) fn read(&self, name: &str, first: usize, out: &mut [f32]) {
+        let Some(StoredTensor { dtype, start, end, .. }) = self.tensors.get(name) else { return };
+        let ((numbers, size), bytes) = (dtype.block(), &self.map[*start..*end]);
+        let (mut first, mut out) = (first, out);
+        while !out.is_empty() {
+            let (block, at) = (first / numbers, first % numbers);
+            let whole = if at == 0 { out.len() / numbers } else { 0 };
+            let (now, rest) = out.split_at_mut(if whole > 0 { whole * numbers } else { out.len().min(numbers - at) });
+            match whole {
+                0 => {
+                    let mut numbers_of_block = [0.0; SUPER_BLOCK];
+                    dtype.decode(&bytes[block * size..][..size], &mut numbers_of_block[..numbers]);
+                    now.copy_from_slice(&numbers_of_block[at..][..now.len()]);
+                }
+                whole => dtype.decode(&bytes[block * size..][..whole * size], now),
+            }
+            (first, out) = (first + now.len(), rest);
+        }
     }
 }
 
@@ -91,7 +121,8 @@ impl<'a> Header<'a> {
             return Err("it does not start with GGUF's magic number".into());
         }
         let version = self.u32()?;
-        if version != VERSION {
+        // Version 2 differs in the byte order that it allows.
+        if version != VERSION && version != VERSION - 1 {
             return Err(format!("its GGUF version is {version}, expected {VERSION}"));
         }
         let (tensor_count, value_count) = (self.u64()?, self.u64()?);
@@ -139,10 +170,10 @@ impl<'a> Header<'a> {
         }
         shape.reverse();
         let code = self.u32()?;
-        let dtype = GgmlType::ALL
-            .into_iter()
-            .find(|dtype| dtype.code() == code)
-            .ok_or_else(|| format!("{name} is of ggml's type {code}; f32, f16, bf16, q8_0 and q4_0 are read"))?;
+        let dtype = GgmlType::ALL.into_iter().find(|dtype| dtype.code() == code).ok_or_else(|| {
+            let read = GgmlType::ALL.map(GgmlType::name).join(", ");
+            format!("{name} is of ggml's type {code}; read are {read}")
+        })?;
         Ok((name, dtype, shape, self.u64()?))
     }
 

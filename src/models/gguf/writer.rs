@@ -125,10 +125,14 @@ fn each_tensor(model: &mut dyn LanguageModel, export: &Export, written: &mut Wri
 /// The bytes up to the tensors.
 fn header(architecture: &str, export: &Export, config: &ModelConfig, tensors: &[Planned]) -> Result<Vec<u8>> {
     let (mapping, _) = mapping(config)?;
+    let file_type = export.dtype.file_type().ok_or_else(|| {
+        let written = GgmlType::WRITTEN.map(GgmlType::name).join(", ");
+        Error::Invalid(format!("{} is read, not written; written are {written}", export.dtype.name()))
+    })?;
     let mut values = vec![
         ("general.architecture".to_string(), Value::Text(architecture.into())),
         ("general.type".to_string(), Value::Text("model".into())),
-        ("general.file_type".to_string(), Value::U32(export.dtype.file_type())),
+        ("general.file_type".to_string(), Value::U32(file_type)),
     ];
     if export.dtype.is_quantized() {
         values.push(("general.quantization_version".to_string(), Value::U32(2)));

@@ -10,7 +10,7 @@
 use super::weight_files::WeightFiles;
 use super::{StoredTensor, from_json, values};
 use crate::hub_cache::{HubCache, ModelName};
-use crate::models::{LanguageModel, ModelConfig};
+use crate::models::{LanguageModel, ModelConfig, gguf};
 use crate::nn::Parameter;
 use crate::{Device, Error, Result, Shape, Tensor};
 use serde::Deserialize;
@@ -126,7 +126,8 @@ fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> 
     let of_hub = name.parse::<ModelName>().ok();
     let fetched = || HubCache::of_user().ok()?.find(of_hub.as_ref()?, "main");
     let mut places = [PathBuf::from(name), folder.join(name)].into_iter();
-    let is_there = |place: &PathBuf| !name.is_empty() && place.join("config.json").is_file();
+    let has_model = |place: &PathBuf| place.join("config.json").is_file() || gguf::is_gguf(place);
+    let is_there = |place: &PathBuf| !name.is_empty() && has_model(place);
     places.find(is_there).or_else(fetched).ok_or_else(|| {
         let fetch = match &of_hub {
             Some(model) if !name.is_empty() => format!(", or run `rustyflow fetch {model}`"),

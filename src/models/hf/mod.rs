@@ -17,7 +17,7 @@ pub(super) use llama::LlamaMapping;
 pub(super) use recurrent::RecurrentMapping;
 pub use trained_adapter::{AdapterWeights, read_adapters};
 
-use super::{LanguageModel, ModelConfig, ModelKind, build};
+use super::{LanguageModel, ModelConfig, ModelKind, build, gguf};
 use crate::optim::{Entry, ParameterArena};
 use crate::tensor::{Bytes, DryRun, with_weights_on};
 use crate::{DType, Device, Error, Result, Shape, Tensor};
@@ -210,12 +210,16 @@ pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
 /// # Errors
 /// Those of [`load`], but for memory.
 pub fn open(folder: &Path, block_size: usize) -> Result<Box<dyn LanguageModel>> {
+    let folder = &*gguf::unpacked(folder)?;
     if let Some(adapter) = adapter::open(folder)? {
         let mut model = open(&adapter.base, block_size)?;
         adapter.merge_into(&mut *model)?;
         return Ok(model);
     }
     let mut config = read_shape(folder)?;
+    if let Some(file) = gguf::weights_of(folder)? {
+        return gguf::open(&file, &config, block_size);
+    }
     let cropped = config.kind.hf().positions().filter(|_| block_size < config.block_size);
     config.block_size = config.block_size.min(block_size);
     let files = Arc::new(WeightFiles::open(folder)?);
@@ -246,12 +250,23 @@ pub fn open(folder: &Path, block_size: usize) -> Result<Box<dyn LanguageModel>> 
     }
 }
 
-/// The folder of the weights: for an adapter that of its base model, else the folder itself.
+/// Whether a folder holds an adapter.
 ///
 /// # Errors
-/// If the adapter's base model is missing, or the adapter is not a low-rank product added to weights.
+/// Those of [`weights_folder`].
+pub fn is_adapter(folder: &Path) -> Result<bool> {
+    Ok(adapter::base_of(folder)?.is_some())
+}
+
+/// The folder of the weights: for an adapter that of its base model, for a GGUF file that with what it says of the
+/// model, else the folder itself.
+///
+/// # Errors
+/// If the adapter's base model is missing, or the adapter is not a low-rank product added to weights; if a GGUF file
+/// cannot be read.
 pub fn weights_folder(folder: &Path) -> Result<PathBuf> {
-    Ok(adapter::base_of(folder)?.unwrap_or_else(|| folder.to_path_buf()))
+    let folder = adapter::base_of(folder)?.unwrap_or_else(|| folder.to_path_buf());
+    Ok(gguf::unpacked(&folder)?.into_owned())
 }
 
 /// The folder of the tokenizer: for an adapter without a tokenizer that of its base model, else the folder itself.

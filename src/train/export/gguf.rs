@@ -10,6 +10,7 @@ use crate::{Error, Result};
 use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 pub(super) fn export(
     mut model: Box<dyn LanguageModel>,
@@ -39,7 +40,7 @@ pub(super) fn export(
         let written = write(&mut *model, &export, &mut out, &failed)?;
         out.flush().map_err(failed)?;
         drop(out);
-        let file = GgufFile::open(unfinished)?;
+        let file = Arc::new(GgufFile::open(unfinished)?);
         let after = load(&file, &export.config(model.config()))?;
         let comparison = compare(model, after, tokens, &options.device, dtype == GgmlType::F32)?;
         let size = fs::metadata(unfinished).map_err(failed)?.len();

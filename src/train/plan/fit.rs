@@ -144,11 +144,12 @@ impl Run<'_> {
             savings
                 .push(("optimizer.state_dtype = \"int8\"", |config| config.optimizer.state_dtype = StateDtype::Int8));
         }
-        if !model.init.is_empty() && !model.new_tokenizer && lora.rank == 0 {
+        let can_adapt = !model.init.is_empty() && !model.new_tokenizer && lora.rank == 0;
+        if can_adapt {
             savings.push(("lora.rank = 16", |config| config.lora.rank = 16));
         }
         let has_f16 = self.device.adapter().is_none() || self.device.has_f16();
-        if lora.rank > 0 && lora.base_dtype == WeightDtype::F32 && has_f16 {
+        if (can_adapt || lora.rank > 0) && lora.base_dtype == WeightDtype::F32 && has_f16 {
             savings.push(("lora.base_dtype = \"f16\"", |config| config.lora.base_dtype = WeightDtype::F16));
         }
         savings

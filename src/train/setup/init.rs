@@ -182,7 +182,7 @@ pub(in crate::train) fn first_model(
         return build(shape, config.run.seed);
     }
     let lora = lora(config);
-    if lora.is_some() && hf::weights_folder(init)? != init {
+    if lora.is_some() && hf::is_adapter(init)? {
         let message = "is an adapter itself, and adapters are trained beside a model's weights: `rustyflow merge` \
                        makes one of them"
             .into();

@@ -6,6 +6,7 @@
 
 mod coverage;
 mod encode;
+mod from_llama_cpp;
 mod llama_cpp;
 mod pretrained;
 mod pretrained_config;
@@ -33,6 +34,7 @@ use vocab_and_merges::read_vocab_and_merges;
 
 pub use coverage::Coverage;
 pub(super) use encode::Run;
+pub use from_llama_cpp::LlamaCppVocabulary;
 pub use llama_cpp::{LlamaCppTokenizer, TokenKind};
 pub use pretrained::OWN_CLASS;
 pub(super) use segment::Segment;

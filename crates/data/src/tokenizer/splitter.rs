@@ -28,6 +28,11 @@ pub(super) fn llama_cpp_name(pattern: &str) -> Option<&'static str> {
     PATTERNS.iter().zip(names).find(|(known, _)| **known == pattern).map(|(_, name)| name)
 }
 
+/// The opposite of [`llama_cpp_name`].
+pub(super) fn pattern_of_llama_cpp(name: &str) -> Option<&'static str> {
+    PATTERNS.into_iter().find(|pattern| llama_cpp_name(pattern) == Some(name))
+}
+
 /// How they all end.
 const WHITE_SPACE: &str = r"|\s+(?!\S)|\s+";
 
