@@ -30,8 +30,8 @@ pub struct RunFlags {
     /// One document per row, instead of as many as fit (data.packing = "off")
     #[arg(long)]
     no_pack: bool,
-    /// Start from a model's weights, shape and tokenizer: a run (folder or name), a model's folder, or the
-    /// name of a fetched one (model.init)
+    /// Start from a model's weights, shape and tokenizer: a run (folder or name), a model's folder, a GGUF
+    /// file, or the name of a fetched model (model.init)
     #[arg(long, value_name = "DIR", add = complete::runs())]
     init: Option<String>,
     /// Give the model of --init another tokenizer: shared tokens keep their rows of the embedding, all other

@@ -61,9 +61,9 @@ pub const MERGE: &str = "Examples:
   rustyflow merge my-adapter --output my-model --dtype bf16 --max-shard-size 2GB";
 
 pub const EXPORT: &str = "Examples:
-  rustyflow export runs/my-run --output my.gguf --format gguf --dtype q8_0
+  rustyflow export runs/my-run --output my.gguf --dtype q8_0
   rustyflow export runs/my-run --output my-model --format safetensors --dtype bf16
-  rustyflow export openai-community/gpt2 --output gpt2.gguf --format gguf --text novel.txt";
+  rustyflow export openai-community/gpt2 --output gpt2.gguf --text novel.txt";
 
 pub const DEVICES: &str = "Examples:
   rustyflow devices

@@ -22,13 +22,14 @@ const CHECKED_TOKENS: usize = 2049;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::EXPORT)]
 pub struct Args {
-    /// A run (its folder, or its name in run.dir), a checkpoint's folder, one of Hugging Face, or the name of a fetched
-    /// model [default: the newest run]
+    /// A run (its folder, or its name in run.dir), a checkpoint's folder, one of Hugging Face, a GGUF file, or the name
+    /// of a fetched model [default: the newest run]
     #[arg(value_name = "DIR", add = complete::runs())]
     model: Option<PathBuf>,
-    /// gguf, one file for llama.cpp, or safetensors, a folder for transformers
+    /// gguf, one file for llama.cpp, or safetensors, a folder for transformers [default: gguf if the
+    /// output ends so, else safetensors]
     #[arg(long, value_name = "FORMAT")]
-    format: Format,
+    format: Option<Format>,
     #[command(flatten)]
     pub written: Written,
 }
@@ -118,9 +119,11 @@ pub fn run(args: &Args) -> Result<()> {
     write(args.model.as_deref(), args.format, &args.written)
 }
 
-/// Writes the model of a folder, of a name, or of the newest run.
-pub fn write(model: Option<&Path>, format: Format, args: &Written) -> Result<()> {
-    let form = args.form(format)?;
+/// Writes the model of a folder, of a name, or of the newest run; without a format in that of the output's name.
+pub fn write(model: Option<&Path>, format: Option<Format>, args: &Written) -> Result<()> {
+    let ending = args.output.extension().unwrap_or_default();
+    let of_ending = if ending.eq_ignore_ascii_case("gguf") { Format::Gguf } else { Format::Safetensors };
+    let form = args.form(format.unwrap_or(of_ending))?;
     check_output(&args.output, form, args.force)?;
     let folder = model::find(model)?;
     let config = configuration::of_environment()?;

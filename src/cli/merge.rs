@@ -1,6 +1,6 @@
 //! `rustyflow merge`: adds an adapter to the weights of the model that it is for, and writes a model like any other.
 
-use super::export::{self, Format, Written};
+use super::export::{self, Written};
 use super::{complete, model};
 use crate::Error;
 use crate::models::hf;
@@ -23,5 +23,5 @@ pub fn run(args: &Args) -> Result<()> {
         let message = "holds no adapter (it has no adapter_config.json); `rustyflow export` writes models".to_string();
         return Err(Error::Checkpoint { path: folder, message }.into());
     }
-    export::write(Some(&folder), Format::Safetensors, &args.written)
+    export::write(Some(&folder), None, &args.written)
 }

@@ -48,6 +48,16 @@ pub fn rows() -> Vec<Row> {
             defaults()?.derive("no.key", "", |_| ());
             Ok(())
         }),
+        ("Resolved::settle", Defined, |_| {
+            defaults()?.settle("no.key", "", |config| config.train.batch_size = HUGE);
+            Ok(())
+        }),
+        ("TrainConfig::recomputed_blocks", Defined, |_| {
+            let mut train = defaults()?.config.train;
+            train.recompute_blocks = HUGE;
+            assert_eq!([train.recomputed_blocks(HUGE), train.recomputed_blocks(0)], [0, 0]);
+            Ok(())
+        }),
         ("Resolved::follow_model", Refused, |_| {
             let mut resolved = Layers::new().set("model.n_layer=3")?.build()?;
             let other = Config::default().model;

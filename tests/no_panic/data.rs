@@ -3,9 +3,9 @@
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::Result;
 use rustyflow::data::{
-    ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, DeclaredIds, Loader, Order, Piece, Position,
-    Split, TextConventions, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows,
-    holds_prepared, read_questions, read_text,
+    ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, DeclaredIds, LlamaCppVocabulary, Loader, Order,
+    Piece, Position, Split, TextConventions, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split,
+    eval_windows, holds_prepared, read_questions, read_text,
 };
 use serde_json::json;
 use std::path::Path;
@@ -165,6 +165,14 @@ fn tokenizers() -> Vec<Row> {
         }),
         ("Tokenizer::with_name", Defined, |_| {
             assert_eq!(tokenizer()?.with_name("").name(), "");
+            Ok(())
+        }),
+        ("LlamaCppVocabulary::token", Defined, |_| {
+            assert_eq!(LlamaCppVocabulary::default().token(Some(u32::MAX)), None);
+            Ok(())
+        }),
+        ("LlamaCppVocabulary::ends", Defined, |_| {
+            assert!(LlamaCppVocabulary::default().ends(Some(u32::MAX)).is_empty());
             Ok(())
         }),
         ("Tokenizer::for_llama_cpp", Refused, |_| {

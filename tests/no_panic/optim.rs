@@ -68,6 +68,10 @@ fn arenas() -> Vec<Row> {
             assert_eq!(shards(&parameters, &group, 1000).len(), 1000);
             Ok(())
         }),
+        ("Group::moment_bytes", Defined, |_| {
+            assert_eq!(Group::new(ADAMW, 0.1).moment_bytes(HUGE), HUGE);
+            Ok(())
+        }),
         ("LearningRate::at", Defined, |_| {
             for schedule in [
                 Schedule::Cosine,

@@ -64,7 +64,10 @@ impl Tokenizer {
             Kind::Char { .. } => ("llama", "default", vec![]),
             Kind::ByteLevel { .. } => ("gpt2", self.pre_tokenizer().map_err(|why| refused(&why))?, self.merges()),
             // An added token with white space in it is one there too.
-            Kind::Other if recognise::is_byte_level_with_spaced_tokens(&self.inner) => {
+            Kind::Other
+                if recognise::is_byte_level_with_spaced_tokens(&self.inner)
+                    || recognise::is_byte_level_by_digits(&self.inner) =>
+            {
                 ("gpt2", self.pre_tokenizer().map_err(|why| refused(&why))?, self.merges())
             }
             Kind::Word { .. } => {
@@ -136,8 +139,11 @@ impl Tokenizer {
 
     /// llama.cpp's name for how this byte-level BPE cuts and merges.
     pub(super) fn pre_tokenizer(&self) -> std::result::Result<&'static str, String> {
-        let pattern = recognise::pattern(&self.inner).ok_or("its pre-tokenizer has an unknown pattern")?;
-        let name = splitter::llama_cpp_name(&pattern).ok_or("its pre-tokenizer has an unknown pattern")?;
+        let name = match recognise::is_byte_level_by_digits(&self.inner) {
+            true => Some("smollm"),
+            false => recognise::pattern(&self.inner).and_then(|pattern| splitter::llama_cpp_name(&pattern)),
+        };
+        let name = name.ok_or("its pre-tokenizer has an unknown pattern")?;
         let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Err("it is not BPE".into()) };
         // transformers writes "" where there is none.
         let marks = [&bpe.unk_token, &bpe.continuing_subword_prefix, &bpe.end_of_word_suffix];
@@ -150,7 +156,7 @@ impl Tokenizer {
         // Whether a pre-token that is a token is taken as it is: llama.cpp has that for Llama 3 alone.
         match (name, bpe.ignore_merges) {
             ("llama-bpe", false) => Err("it has Llama 3's pattern without its ignore_merges".into()),
-            ("gpt-2" | "qwen2", true) => Err("it has ignore_merges, and not Llama 3's pattern".into()),
+            ("gpt-2" | "qwen2" | "smollm", true) => Err("it has ignore_merges, and not Llama 3's pattern".into()),
             _ => Ok(name),
         }
     }
@@ -216,6 +222,20 @@ mod tests {
         let of_byte = got.tokens.iter().position(|(text, _)| text == "ÿ");
         let has_end = tokenizer.end_of_text().is_some();
         assert!(has_end || (of_byte == Some(got.end as usize) && got.suppressed == [got.end]), "{got:?}");
+    }
+
+    #[test]
+    fn digits_by_themselves_are_smollms() {
+        let mut document: Value = serde_json::from_str(&seed("bpe.json").to_json().unwrap()).unwrap();
+        document["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": true},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        ]});
+        let tokenizer = Tokenizer::from_document("x", &document).unwrap();
+        let got = tokenizer.for_llama_cpp(tokenizer.vocab_size()).unwrap();
+        assert_eq!((got.model, got.pre), ("gpt2", "smollm"));
+        document["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = false.into();
+        refused(&Tokenizer::from_document("x", &document).unwrap(), "neither char, byte-level BPE nor");
     }
 
     #[test]

@@ -95,6 +95,17 @@ fn byte_level(inner: &Tokenizer, vocab: &HashMap<String, u32>, model: &BPE) -> O
     Some((Kind::ByteLevel { missing, normalizes }, Boundary::Pattern(Box::new(splitter))))
 }
 
+/// Whether it is byte-level BPE with GPT-2's pattern, of which every digit is a pre-token: SmolLM's and StarCoder's.
+pub(super) fn is_byte_level_by_digits(inner: &Tokenizer) -> bool {
+    let document = part(inner.get_pre_tokenizer());
+    let Some([digits, bytes]) = document["pretokenizers"].as_array().map(Vec::as_slice) else { return false };
+    let cuts = digits["type"] == "Digits" && digits["individual_digits"] == true;
+    let is_plain = bytes["type"] == "ByteLevel" && bytes["add_prefix_space"] == false && bytes["use_regex"] == true;
+    let is_bpe = matches!(inner.get_model(), ModelWrapper::BPE(model) if model.dropout.is_none_or(|d| d == 0.0));
+    let decodes = matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+    cuts && is_plain && is_bpe && decodes && inner.get_normalizer().is_none() && !looks_around(inner)
+}
+
 /// The pattern by which a byte-level pre-tokenizer splits.
 pub(super) fn pattern(inner: &Tokenizer) -> Option<String> {
     match inner.get_pre_tokenizer()? {

@@ -108,7 +108,7 @@ mod tests {
         for device in Device::for_tests() {
             let mut norm = BatchNorm::new(2).unwrap();
             let arena = ParameterArena::new(&mut norm, &device, DType::F32).unwrap();
-            assert_eq!(arena.trainable_len(), 256, "buffers are not trained");
+            assert_eq!(arena.trainable_len(), 512, "buffers are not trained");
             let mut names = Vec::new();
             norm.visit_buffers("bn1", &mut |name, buffer| {
                 names.push(name.to_string());

@@ -113,11 +113,11 @@ impl Group {
 
     /// Bytes that the moments of so many parameters take.
     pub fn moment_bytes(&self, parameters: usize) -> usize {
-        self.kind.moments()
-            * match self.moment_dtype {
-                MomentDtype::F32 => size_of::<f32>() * parameters,
-                MomentDtype::Int8 => RECORD_BYTES * parameters.div_ceil(BLOCK),
-            }
+        let of_one = match self.moment_dtype {
+            MomentDtype::F32 => size_of::<f32>().saturating_mul(parameters),
+            MomentDtype::Int8 => RECORD_BYTES.saturating_mul(parameters.div_ceil(BLOCK)),
+        };
+        self.kind.moments().saturating_mul(of_one)
     }
 }
 
