@@ -229,7 +229,7 @@ fn print_memory(plan: &RunPlan) -> Result<()> {
 fn print_savings(plan: &RunPlan) -> Result<()> {
     let width = plan.savings.iter().map(|saving| saving.change.len()).max().unwrap_or(0);
     for (i, Saving { change, bytes }) in plan.savings.iter().enumerate() {
-        let (label, plus) = if i == 0 { ("less", "with") } else { ("", "and") };
+        let (label, plus) = if i == 0 { ("savings", "with") } else { ("", "and") };
         output::line(format_args!("{label:<11}{plus:<4} {change:<width$}  {:>10}", units::bytes(*bytes)))?;
     }
     Ok(())

@@ -20,7 +20,7 @@ impl Resolved {
             let _ = writeln!(text, "\n[{section}]");
             let Value::Table(entries) = entries else { continue };
             let written_of = |key: &str, value| match self.origin(&format!("{section}.{key}")) {
-                Origin::Auto => format!("{:?}", keys::AUTO),
+                Origin::Auto(_) => format!("{:?}", keys::AUTO),
                 _ => written(value),
             };
             let lines: Vec<_> =
@@ -61,7 +61,7 @@ pub(super) fn written(value: &Value) -> String {
 /// names.
 fn comment(origin: &Origin) -> String {
     let text = match origin {
-        Origin::Default | Origin::Derived(_) | Origin::Auto | Origin::Settled(_) => origin.to_string(),
+        Origin::Default | Origin::Derived(_) | Origin::Settled(_) => origin.to_string(),
         _ => format!("from {origin}"),
     };
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()

@@ -250,7 +250,9 @@ fn assemble(values: BTreeMap<&'static str, Given>) -> Result<Resolved> {
             if !is_auto {
                 section.insert(name.into(), given.value.clone());
             }
-            origins.insert(key.name.to_string(), if is_auto { Origin::Auto } else { given.origin.clone() });
+            let origin = given.origin.clone();
+            let origin = if is_auto { Origin::Auto(Box::new(origin)) } else { origin };
+            origins.insert(key.name.to_string(), origin);
         } else if section.contains_key(name) {
             origins.insert(key.name.to_string(), Origin::Default);
         }
@@ -275,6 +277,11 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// Whether a key is `auto`, and not resolved yet.
+    pub fn is_auto(&self, key: &str) -> bool {
+        matches!(self.origin(key), Origin::Auto(_))
+    }
+
     /// The origin of a key's value.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)

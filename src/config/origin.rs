@@ -9,8 +9,8 @@ pub enum Origin {
     Default,
     /// Not set, with a default that depends on other values; the text names them.
     Derived(&'static str),
-    /// `auto`, which is not resolved yet.
-    Auto,
+    /// `auto`, which is not resolved yet, by what set it.
+    Auto(Box<Origin>),
     /// `auto`, resolved to this value; the text is the reason.
     Settled(&'static str),
     /// A line, counted from 1, of a configuration file.
@@ -37,7 +37,8 @@ impl Origin {
     /// The height of its layer: the higher one wins.
     pub(super) fn rank(&self) -> u8 {
         match self {
-            Origin::Default | Origin::Derived(_) | Origin::Auto | Origin::Settled(_) => 0,
+            Origin::Default | Origin::Derived(_) | Origin::Settled(_) => 0,
+            Origin::Auto(origin) => origin.rank(),
             Origin::File { .. } => 1,
             Origin::Environment(_) => 2,
             Origin::Set => 3,
@@ -51,7 +52,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("default"),
             Origin::Derived(how) => write!(f, "default: {how}"),
-            Origin::Auto => f.write_str("auto"),
+            Origin::Auto(origin) => origin.fmt(f),
             Origin::Settled(how) => write!(f, "auto: {how}"),
             Origin::File { path, line } => write!(f, "{path}:{line}"),
             Origin::Environment(name) => f.write_str(name),

@@ -4,7 +4,7 @@
 
 use toml::Table;
 
-use super::choice::{NonFinite, OptimizerKind, Schedule};
+use super::choice::{NonFinite, OptimizerKind, Recompute, Schedule};
 use super::keys::KEYS;
 use super::layers::Resolved;
 use super::origin::Origin;
@@ -30,6 +30,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     groups(&c)?;
     lora(&c)?;
     ranks(&c)?;
+    recompute(&c)?;
     roll_back(&c)?;
     learning_rate(&c)
 }
@@ -82,6 +83,18 @@ fn ranges(c: &Checker) -> Result<()> {
     c.ensure(high > low, "model.rope_high_freq_factor", "above model.rope_low_freq_factor", high)?;
     // As the f32 that it becomes: 1e-60 would be the zero that it is there to prevent.
     c.ensure(optimizer.eps as f32 > 0.0, "optimizer.eps", "above 0 as a 32-bit number", optimizer.eps)
+}
+
+/// A number of blocks is of `block`. One that a run settled on goes when another word is set above it.
+fn recompute(c: &Checker) -> Result<()> {
+    let (blocks, recompute) = ("train.recompute_blocks", "train.recompute");
+    let train = &c.config().train;
+    let is_meant = c.resolved.origin(blocks).rank() >= c.resolved.origin(recompute).rank();
+    if train.recompute_blocks > 0 && train.recompute != Recompute::Block && is_meant {
+        let message = format!("{blocks} is {}, which only {recompute} = \"block\" has", train.recompute_blocks);
+        return Err(c.fail(&[blocks, recompute], message));
+    }
+    Ok(())
 }
 
 /// Devices that train apart are the same only where they meet.

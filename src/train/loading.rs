@@ -10,8 +10,8 @@ use crate::models::{self, LanguageModel, hf};
 use crate::{DType, Device, Error, Result};
 use std::path::{Path, PathBuf};
 
-/// The folder of the checkpoint at `path` (a checkpoint, a run or a GGUF file), or of a fetched model of that name. `note` receives
-/// messages about damaged checkpoints.
+/// The folder of the checkpoint at `path` (a checkpoint, a run or a GGUF file), or of a fetched model of that name.
+/// `note` receives messages about damaged checkpoints.
 ///
 /// # Errors
 /// If there is no such folder, or no intact checkpoint in it.

@@ -225,7 +225,7 @@ fn as_few_blocks_are_recomputed_as_the_memory_allows() {
     assert!(told.contains(&format!("train.recompute = \"block\" of {blocks} of 6 blocks")), "{told}");
     assert!(!told.contains("passes"), "it fits: {told}");
     let plan = sandbox.run(&[&["plan", "tiny.toml"], &ON_CPU[..], &deep].concat()).succeeds();
-    plan.prints(&["less       with train.recompute = \"block\"", "and  optimizer.state_dtype = \"int8\""]);
+    plan.prints(&["savings    with train.recompute = \"block\"", "and  optimizer.state_dtype = \"int8\""]);
 }
 
 #[test]
@@ -250,4 +250,25 @@ fn the_largest_batch_that_fits_is_taken_where_it_is_auto() {
     );
     let told = notes(&sandbox.run(&["train", "--resume", "runs/on", "--max-steps", "3", "--json"]).succeeds());
     assert!(!told.contains("batches: "), "{told}");
+    // As it began.
+    let again = ["train", "--resume", "runs/on", "--max-steps", "4", "--set", "train.batch_size=auto"];
+    sandbox.run(&again).succeeds();
+    // Rows are divided as the devices are, and the largest part fits.
+    let parts = ["--batch-size", "auto", "--device", "cpu,cpu", "--set", "train.device_batch=3,1"];
+    let args =
+        [&["plan", "tiny.toml", "--json", "--set", "model.block_size=32", "--max-steps", "2"], &parts[..]].concat();
+    let plan = sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", "24")]).succeeds().json();
+    assert!(plan["batch_size"].as_u64().unwrap().is_multiple_of(4) && plan["passes"] == 1, "{plan}");
+}
+
+#[test]
+fn what_auto_cannot_be_is_refused_where_it_was_set() {
+    let sandbox = Sandbox::new();
+    let plan = |further: &[&str]| sandbox.run(&[&["plan", "tiny.toml"], &ON_CPU[..], further].concat());
+    let auto = ["--set", "train.batch_size=auto", "--ranks", "4", "--network", "25Gbps"];
+    plan(&auto).fails_with(&["--set", "train.batch_size", "several processes cannot agree on: set a value"]);
+    let blocks = ["--set", "train.recompute_blocks=1"];
+    plan(&blocks).fails_with(&["train.recompute_blocks is 1, which only train.recompute = \"block\" has"]);
+    let many = ["--set", "train.recompute_blocks=9", "--set", "train.recompute=block"];
+    plan(&many).fails_with(&["train.recompute_blocks", "is 9, and the model has 1 blocks"]);
 }

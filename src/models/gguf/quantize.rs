@@ -124,8 +124,8 @@ impl GgmlType {
         elements / numbers * bytes
     }
 
-    /// Adds these numbers, of whole blocks, to `bytes`; fails with one that the type has no place for. Of a type that is
-    /// not [written](GgmlType::WRITTEN) that is the first.
+    /// Adds these numbers, of whole blocks, to `bytes`; fails with one that the type has no place for. Of a type that
+    /// is not [written](GgmlType::WRITTEN) that is the first.
     pub(super) fn encode(self, values: &[f32], bytes: &mut Vec<u8>) -> Result<(), f32> {
         match self {
             GgmlType::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),

@@ -5,7 +5,7 @@ use crate::models::{LlamaConfig, ModelConfig};
 use crate::nn::{LayerNorm, RopeScaling};
 use crate::{Error, Result};
 
-/// Keys of an architecture that say nothing about what is computed, or are checked where they are read.
+/// Supported keys of an architecture.
 const READ: [&str; 21] = [
     "vocab_size",
     "context_length",
@@ -53,7 +53,7 @@ pub fn read_shape(file: &GgufFile) -> Result<ModelConfig> {
     let config = read(file).map_err(damaged)?;
     // The limits are those of a config.json.
     let hf = config.kind.hf();
-    hf.read_config(&hf.write_config(&config)).map_err(|message| damaged(format!("its metadata: {message}")))?;
+    hf.read_config(&hf.write_config(&config)).map_err(|message| damaged(format!("invalid metadata: {message}")))?;
     Ok(config)
 }
 
@@ -70,6 +70,10 @@ fn read(file: &GgufFile) -> Read<ModelConfig> {
     };
     let keys = Keys { file, architecture };
     keys.refuse_others()?;
+    if let Some(other) = keys.value("attention.causal").filter(|causal| **causal != Value::Bool(true)) {
+        let key = format!("{architecture}.attention.causal");
+        return Err(format!("{key} is {other:?}: it is no language model, whose attention is causal"));
+    }
     let rows = |name: &str| file.spec(name).and_then(|(_, shape)| shape.first().copied());
     let vocab_size = rows("token_embd.weight").ok_or("has no tensor token_embd.weight")?;
     let (n_embd, n_head) = (keys.size("embedding_length")?, keys.size("attention.head_count")?);
@@ -127,7 +131,7 @@ impl Keys<'_> {
         let prefix = format!("{}.", self.architecture);
         let own = self.file.keys().filter_map(|key| key.strip_prefix(&prefix));
         match own.into_iter().find(|key| !READ.contains(key)) {
-            Some(key) => Err(format!("{prefix}{key} is {:?}, which rustyflow does not know", self.value(key))),
+            Some(key) => Err(format!("unsupported key {prefix}{key} = {:?}", self.value(key))),
             None => Ok(()),
         }
     }
@@ -178,12 +182,24 @@ impl Keys<'_> {
             (None, Some(factor)) if factor != 1.0 => Some(RopeScaling::Linear { factor: decimal(factor) }),
             (None, _) => None,
             (Some(Value::Text(kind)), _) if kind == "none" => None,
+            (Some(Value::Text(kind)), None) if kind == "linear" => {
+                return Err(format!("has no key {}.rope.scaling.factor", self.architecture));
+            }
             (Some(other), _) => {
                 let key = format!("{}.rope.scaling.type", self.architecture);
                 return Err(format!("{key} is {other:?}; none and linear are known"));
             }
         };
-        let Some(divisors) = self.file.tensor(ROPE_FREQS) else { return Ok(scaling) };
+        let head_dim = config.llama().head_dim;
+        match (self.file.spec(ROPE_FREQS), &scaling) {
+            (None, _) => return Ok(scaling),
+            (Some(_), Some(_)) => return Err(format!("has both {ROPE_FREQS} and a linear scaling of positions")),
+            (Some((_, shape)), None) if shape != [head_dim / 2] => {
+                return Err(format!("{ROPE_FREQS} has shape {shape:?}; expected [{}]", head_dim / 2));
+            }
+            _ => {}
+        }
+        let divisors = self.file.tensor(ROPE_FREQS).unwrap_or_default();
         let mut known = LLAMA3_FACTORS.into_iter().flat_map(|factor| {
             LLAMA3_CONTEXTS.map(|original_block_size| RopeScaling::Llama3 {
                 factor,

@@ -81,7 +81,7 @@ pub fn open(file: &Arc<GgufFile>, config: &ModelConfig, block_size: usize) -> Re
     let positions = config.kind.hf().positions().filter(|_| block_size < config.block_size);
     let config = ModelConfig { block_size: config.block_size.min(block_size), ..config.clone() };
     let model = with_weights_on(Device::DryRun(DryRun::cpu()), || build(&config, 0));
-    let mut model = model.map_err(|e| damaged(format!("its metadata are of no model: {e}")))?;
+    let mut model = model.map_err(|e| damaged(format!("invalid metadata: {e}")))?;
     let (hf, mut used, mut result) = (config.kind.hf(), HashSet::new(), Ok(()));
     model.visit_parameters("", &mut |name, parameter| {
         let mut stored = || {

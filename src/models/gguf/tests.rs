@@ -355,7 +355,9 @@ fn metadata_that_change_what_is_computed_are_refused_by_name() {
         let error = read_shape(&file).unwrap_err().to_string();
         assert!(told.iter().all(|told| error.contains(told)), "{error}");
     };
-    refused("expert_count", Value::U32(8), &["x.gguf", "llama.expert_count is Some(U32(8))"]);
+    refused("expert_count", Value::U32(8), &["x.gguf", "unsupported key llama.expert_count = Some(U32(8))"]);
     refused("rope.scaling.type", Value::Text("yarn".into()), &["llama.rope.scaling.type", "yarn"]);
+    refused("rope.scaling.type", Value::Text("linear".into()), &["no key llama.rope.scaling.factor"]);
+    refused("attention.causal", Value::Bool(false), &["llama.attention.causal is Bool(false)"]);
     refused("attention.sliding_window", Value::U32(4), &["llama.attention.sliding_window is 4"]);
 }

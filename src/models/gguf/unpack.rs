@@ -78,6 +78,12 @@ pub fn weights_of(folder: &Path) -> Result<Option<Arc<GgufFile>>> {
 /// If it is of an unsupported model or tokenizer: why.
 pub fn described(gguf: &GgufFile) -> Result<Vec<(&'static str, String)>> {
     let damaged = |message: String| Error::Checkpoint { path: gguf.path().to_path_buf(), message };
+    if let Some(Value::I32(count)) = gguf.value("split.tensors.count")
+        && *count as usize != gguf.names().count()
+    {
+        let parts = "join the parts by llama-gguf-split --merge";
+        return Err(damaged(format!("is a part of a model of {count} tensors: {parts}")));
+    }
     let config = read_shape(gguf)?;
     let vocabulary = vocabulary(gguf);
     let tokenizer = vocabulary.to_tokenizer_json().map_err(damaged)?;

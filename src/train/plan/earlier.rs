@@ -17,7 +17,8 @@ pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device)
         let Ok(earlier) = Layers::new().file(&run.join(CONFIG)).and_then(Layers::build) else { return false };
         let of = |c: &Config| {
             let t = &c.train;
-            let kernels = (c.device.precision, c.device.matmul_f32, t.recompute);
+            let recomputed = t.recomputed_blocks(c.model.n_layer);
+            let kernels = (c.device.precision, c.device.matmul_f32, recomputed, c.optimizer.state_dtype);
             (c.model.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, kernels)
         };
         of(&earlier.config) == of(config) && computed_on(run).is_some_and(|name| name == device.name())

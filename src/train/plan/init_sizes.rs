@@ -2,7 +2,7 @@
 //! and what is `auto`, a batch size and how many blocks are recomputed.
 
 use super::{Memory, fits_comfortably};
-use crate::config::{Config, Origin, Recompute, Resolved, TrainConfig};
+use crate::config::{Config, DeviceBatch, Origin, Recompute, Resolved, TrainConfig};
 use crate::data::{Prepared, Tokens};
 use crate::models::ModelConfig;
 use crate::train::setup::init::STREAM_ROW;
@@ -31,7 +31,7 @@ pub(in crate::train) fn are_open(resolved: &Resolved) -> bool {
 
 /// The keys that are `auto`.
 fn autos(resolved: &Resolved) -> impl Iterator<Item = &'static str> {
-    let batch = (*resolved.origin(BATCH_SIZE) == Origin::Auto).then_some(BATCH_SIZE);
+    let batch = resolved.is_auto(BATCH_SIZE).then_some(BATCH_SIZE);
     let recompute = (resolved.config.train.recompute == Recompute::Auto).then_some(RECOMPUTE);
     batch.into_iter().chain(recompute)
 }
@@ -50,7 +50,7 @@ pub(in crate::train) fn settle(
     memory: &Memory,
 ) -> Result<(ModelConfig, Option<String>)> {
     if let Some(key) = autos(resolved).next().filter(|_| in_processes) {
-        let message = "is \"auto\", which several processes cannot agree on: set what `rustyflow plan` says".into();
+        let message = "is \"auto\", which several processes cannot agree on: set a value".into();
         return Err(Error::Config { place: resolved.origin(key).to_string(), key: key.into(), message });
     }
     let before = resolved.clone();
@@ -127,17 +127,36 @@ impl On<'_> {
         fits_comfortably(&config, self.shape, batch_size, self.in_documents, self.device, self.memory)
     }
 
+    /// How many rows of a batch each device has for one that any of them has.
+    fn parts(&self, config: &Config) -> Vec<usize> {
+        match &config.train.device_batch {
+            DeviceBatch::Parts(parts) if !parts.is_empty() => parts.clone(),
+            _ => vec![1; self.devices.max(1)],
+        }
+    }
+
+    /// The memory counts for `auto`, which is refused or made safe where a device does not say how much it has.
+    fn is_known(&self) -> bool {
+        self.memory.of(self.device).is_some()
+    }
+
     /// Fills in `train.batch_size` and `train.grad_accum_steps`, where the configuration leaves them open: the default
     /// batch, or as many sequences of it as fit the memory, accumulated to as many a step. `auto` is the largest batch
     /// that fits, and that a text of so many tokens fills.
     fn settle_batch(&self, resolved: &mut Resolved, tokens: usize) -> Result<()> {
         let config = resolved.config.clone();
-        if *resolved.origin(BATCH_SIZE) == Origin::Auto {
-            let rows = tokens / config.model.block_size.max(1);
-            let most = (rows / self.devices.max(1)).max(1);
-            let fitting = largest(most, |batch_size| self.fits(&config, batch_size))?.max(1);
-            let how = if fitting == most { "as many rows as the text has" } else { "the largest that fits the memory" };
-            resolved.settle(BATCH_SIZE, how, |config| config.train.batch_size = fitting * self.devices);
+        if resolved.is_auto(BATCH_SIZE) {
+            if !self.is_known() {
+                let message = format!("is \"auto\", and {} does not say how much memory it has", self.device.name());
+                let place = resolved.origin(BATCH_SIZE).to_string();
+                return Err(Error::Config { place, key: BATCH_SIZE.into(), message });
+            }
+            let parts = self.parts(&config);
+            let (all, largest_part) = (parts.iter().sum::<usize>(), parts.into_iter().max().unwrap_or(1));
+            let most = (tokens / config.model.block_size.max(1) / all).max(1);
+            let units = largest(most, |units| self.fits(&config, units * largest_part))?.max(1);
+            let how = if units == most { "as many rows as the text has" } else { "the largest that fits the memory" };
+            resolved.settle(BATCH_SIZE, how, |config| config.train.batch_size = units * all);
             return Ok(());
         }
         // The rows of a recurrent model are pieces of the text that go on from batch to batch.
@@ -163,21 +182,24 @@ impl On<'_> {
         Ok(())
     }
 
-    /// Resolves `train.recompute = "auto"`: the fewest blocks with which the batch fits. The last one is kept, as backward
-    /// begins with it.
+    /// Resolves `train.recompute = "auto"`: the fewest blocks with which the batch fits. The last one is kept, as
+    /// backward begins with it.
     fn settle_recompute(&self, resolved: &mut Resolved) -> Result<()> {
         if resolved.config.train.recompute != Recompute::Auto {
             return Ok(());
         }
-        let (blocks, rows) = (self.shape.n_layer, resolved.config.train.batch_size.div_ceil(self.devices.max(1)));
+        let (blocks, parts) = (self.shape.n_layer, self.parts(&resolved.config));
+        let (all, largest_part) = (parts.iter().sum::<usize>(), parts.into_iter().max().unwrap_or(1));
+        let rows = (resolved.config.train.batch_size * largest_part).div_ceil(all.max(1));
         let with = |recomputed: usize| {
             let mut config = resolved.config.clone();
             set_recompute(&mut config, recomputed, blocks);
             self.fits(&config, rows)
         };
-        let kept = largest(blocks, |kept| with(blocks - kept))?.max(1);
+        let kept = if self.is_known() { largest(blocks, |kept| with(blocks - kept))?.max(1) } else { 1 };
         let recomputed = blocks - kept;
         let how = match recomputed {
+            _ if !self.is_known() => "the device does not say how much memory it has",
             0 => "the batch fits the memory without",
             _ => "as few blocks as the memory allows",
         };
@@ -229,7 +251,10 @@ fn note(
         parts.push(format!("model.block_size = {} ({why}{longer})", model.block_size));
     }
     if is_settled(BATCH_SIZE) {
-        let fits = memory.of(device).map_or(String::new(), |bytes| format!(" (fits {})", units::bytes(bytes)));
+        let fits = match after.origin(BATCH_SIZE) {
+            Origin::Settled(how) => format!(" ({how})"),
+            _ => memory.of(device).map_or(String::new(), |bytes| format!(" (fits {})", units::bytes(bytes))),
+        };
         parts.push(format!("train.batch_size = {}{fits}", train.batch_size));
     }
     if is_settled(GRAD_ACCUM) {

@@ -27,6 +27,11 @@ pub(in crate::train) fn model_config(resolved: &Resolved, tokens: usize) -> Resu
         let message = format!("model.kind is {:?}, whose layers are not computed again; leave it out", model.kind);
         return Err(wrong("train.recompute", message));
     }
+    let blocks = resolved.config.train.recompute_blocks;
+    if blocks > model.n_layer {
+        let message = format!("is {blocks}, and the model has {} blocks", model.n_layer);
+        return Err(wrong("train.recompute_blocks", message));
+    }
     if kind.is_recurrent() && model.context > 0 {
         let message = format!("model.kind is {:?}, whose state has no limit of context; leave it out", model.kind);
         return Err(wrong("model.context", message));

@@ -20,6 +20,8 @@ pub(in crate::train) struct Resumed {
     pub(in crate::train) config_text: String,
 }
 
+const BATCH_SIZE: &str = "train.batch_size";
+
 impl Resumed {
     /// Opens the run at `path`, finds its newest checkpoint that is not damaged, and checks that it may continue as
     /// `resolved` says. What was measured of so many ranks stays.
@@ -39,6 +41,11 @@ impl Resumed {
                     && parts.len() == ranks
                 {
                     resolved.resolve_device_batch(parts.clone(), "as the run began");
+                }
+                if resolved.is_auto(BATCH_SIZE) {
+                    resolved.settle(BATCH_SIZE, "as the run began", |config| {
+                        config.train.batch_size = before.train.batch_size;
+                    });
                 }
                 notes.extend(changes(&before, resolved, path)?);
                 if state.device != device {

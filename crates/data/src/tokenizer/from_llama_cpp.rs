@@ -5,7 +5,7 @@
 //!   its score, as transformers converts them. Bytes without a token fall back to `<0x00>` to `<0xFF>`.
 
 use super::segment::META_SPACE;
-use super::splitter;
+use super::{Tokenizer, splitter};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -15,6 +15,10 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+
+/// Limits of SentencePiece's vocabularies. Llama 2's longest token has 48 bytes, and two merges on average.
+const MOST_TOKEN_BYTES: usize = 256;
+const MOST_MERGES_PER_TOKEN: usize = 64;
 
 /// A tokenizer as a file of llama.cpp holds it, by the names of its keys (`tokenizer.ggml.*`).
 #[derive(Debug, Clone, Default)]
@@ -49,7 +53,9 @@ impl LlamaCppVocabulary {
             "llama" => self.sentence_piece()?,
             other => return Err(format!("tokenizer.ggml.model is {other:?}; gpt2 and llama are read")),
         };
-        Ok(document.to_string())
+        let text = document.to_string();
+        Tokenizer::from_bytes("its tokenizer", text.as_bytes()).map_err(|e| e.to_string())?;
+        Ok(text)
     }
 
     /// The text of a token.
@@ -57,7 +63,8 @@ impl LlamaCppVocabulary {
         self.tokens.get(id? as usize).map(String::as_str)
     }
 
-    /// The ids of tokens that end an answer: those that the file names, and control tokens that llama.cpp knows as such.
+    /// The ids of tokens that end an answer: those that the file names, and control tokens that llama.cpp knows as
+    /// such.
     pub fn ends(&self, eot_token_id: Option<u32>) -> Vec<u32> {
         const KNOWN: [&str; 7] =
             ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"];
@@ -78,7 +85,11 @@ impl LlamaCppVocabulary {
 
     fn byte_level(&self) -> Result<Value, String> {
         let pre = self.pre.as_deref().unwrap_or("default");
-        let bytes = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex});
+        let bytes = |use_regex: bool| {
+            json!({
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex,
+            })
+        };
         let split = |pattern: &str| {
             let split =
                 json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
@@ -114,12 +125,22 @@ impl LlamaCppVocabulary {
         if self.scores.is_empty() {
             return Err("has no tokenizer.ggml.scores".into());
         }
+        if let Some(long) = self.tokens.iter().find(|token| token.len() > MOST_TOKEN_BYTES) {
+            return Err(format!(
+                "has a token of {} bytes; SentencePiece's have at most {MOST_TOKEN_BYTES}",
+                long.len()
+            ));
+        }
+        let merges = self.merges_by_score();
+        if merges.len() > MOST_MERGES_PER_TOKEN * self.tokens.len() {
+            return Err(format!("has {} pairs of tokens that make a token, too many for a vocabulary", merges.len()));
+        }
         let unknown = (0..).zip(&self.tokens).find(|(id, _)| self.is(*id, UNKNOWN)).map(|(_, text)| text);
         let has_bytes = self.tokens.iter().any(|token| token == "<0x00>");
         let model = json!({
             "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": has_bytes, "ignore_merges": false,
-            "vocab": self.vocabulary(), "merges": self.merges_by_score(),
+            "vocab": self.vocabulary(), "merges": merges,
         });
         let adds_space = self.add_space_prefix.unwrap_or(true);
         let prepend = adds_space.then(|| json!({"type": "Prepend", "prepend": META_SPACE.to_string()}));
@@ -203,7 +224,6 @@ impl LlamaCppVocabulary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::Tokenizer;
 
     /// A tokenizer goes to llama.cpp and comes back with the same ids.
     #[test]
@@ -259,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_named() {
+    fn unsupported_vocabularies_are_refused() {
         let refused = |vocabulary: LlamaCppVocabulary, told: &str| {
             let error = vocabulary.to_tokenizer_json().unwrap_err();
             assert!(error.contains(told), "{error}");
@@ -273,6 +293,11 @@ mod tests {
         refused(of("bert", ""), "tokenizer.ggml.model is \"bert\"");
         refused(of("gpt2", "tekken"), "tokenizer.ggml.pre is \"tekken\"");
         refused(of("llama", ""), "has no tokenizer.ggml.scores");
+        let scored =
+            |tokens: Vec<String>| LlamaCppVocabulary { scores: vec![0.0; tokens.len()], tokens, ..of("llama", "") };
+        refused(scored(vec!["a".repeat(300)]), "has a token of 300 bytes");
+        refused(scored((1..=200).map(|n| "a".repeat(n)).collect()), "pairs of tokens that make a token, too many");
+        refused(LlamaCppVocabulary { merges: vec!["a b c".into()], ..of("gpt2", "gpt-2") }, "its tokenizer");
         refused(LlamaCppVocabulary { token_type: vec![1, 1], ..of("gpt2", "gpt-2") }, "do not have the same length");
     }
 }

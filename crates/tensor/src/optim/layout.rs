@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Tensors start on multiples of this many elements: a block of moments of 8 bits (`int8.rs`), and 512 bytes of f16; every
-/// device accepts 256 as a binding's offset.
+/// Tensors start on multiples of this many elements: a block of moments of 8 bits (`int8.rs`), and 512 bytes of f16;
+/// every device accepts 256 as a binding's offset.
 pub(super) const ALIGN: usize = 256;
 
 /// Where one parameter lies.

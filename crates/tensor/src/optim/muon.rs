@@ -222,8 +222,8 @@ impl Workspace {
     }
 }
 
-/// m <- mu m + (1 - mu) g. Inputs: gradients (N), their norm, and where m is of 8 bits the tables of its codes. Outputs,
-/// changed in place: m (N) or its records, the count of skipped updates (1) of u32.
+/// m <- mu m + (1 - mu) g. Inputs: gradients (N), their norm, and where m is of 8 bits the tables of its codes.
+/// Outputs, changed in place: m (N) or its records, the count of skipped updates (1) of u32.
 struct Momentum {
     momentum: f32,
     scale: GradientScale,
@@ -305,8 +305,8 @@ fn values(pass: &'static str, mixed: bool, is_int8: bool) -> Vec<(&'static str, 
     values
 }
 
-/// u = mu m + (1 - mu) g of every matrix. Inputs: windows of the gradients and of m (N), the norm, the table (B, 2), and
-/// where m is of 8 bits the tables of its codes. Output: (B, rows, cols).
+/// u = mu m + (1 - mu) g of every matrix. Inputs: windows of the gradients and of m (N), the norm, the table (B, 2),
+/// and where m is of 8 bits the tables of its codes. Output: (B, rows, cols).
 struct Gather {
     shape: MatrixShape,
     momentum: f32,
@@ -335,13 +335,24 @@ impl Kernel for Gather {
         // Without an update nobody looks at what comes out.
         let factor = if let Factor::Is(factor) = self.scale.factor(squares.f32()) { factor } else { 0.0 };
         let (mu, MatrixShape { rows, cols, .. }) = (self.momentum, self.shape);
-        let decoded = self.is_int8.then(|| int8::decoded(m.u32(), &[MOMENT], MOMENT));
-        let m = decoded.as_deref().map_or_else(|| m.f32(), |m| &m[self.before..]);
         let (g, table) = (g.f32(), table.u32());
+        let blend = |u: &mut [f32], g: &[f32], m: &[f32]| {
+            for ((u, g), m) in u.iter_mut().zip(g).zip(m) {
+                *u = mu * m + (1.0 - mu) * (g * factor);
+            }
+        };
         outputs[0].f32().par_chunks_mut(cols).enumerate().for_each(|(i, u)| {
             let start = row_start(table, rows, i);
-            for ((u, g), m) in u.iter_mut().zip(&g[start..]).zip(&m[start..]) {
-                *u = mu * m + (1.0 - mu) * (g * factor);
+            if !self.is_int8 {
+                return blend(u, &g[start..], &m.f32()[start..]);
+            }
+            let (mut done, mut moments) = (0, [0.0; BLOCK]);
+            while done < cols {
+                let at = self.before + start + done;
+                let now = (BLOCK - at % BLOCK).min(cols - done);
+                table_of(MOMENT).decode(&m.u32()[at / BLOCK * RECORD_WORDS..][..RECORD_WORDS], &mut moments);
+                blend(&mut u[done..done + now], &g[start + done..], &moments[at % BLOCK..]);
+                done += now;
             }
         });
     }

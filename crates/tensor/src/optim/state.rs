@@ -215,7 +215,8 @@ impl<'a> SavedMoments<'a> {
             _ => 1,
         };
         let names = self.file.names();
-        let there = names.iter().filter(|name| !ignored(name)).map(|name| moments(name)).sum::<usize>();
+        let counted = names.iter().filter(|name| !ignored(name)).map(|name| moments(name));
+        let there = counted.fold(0, usize::saturating_add);
         let ranks = self.ranks();
         if there == of_rank * ranks {
             return Ok(());
@@ -266,7 +267,8 @@ impl<'a> SavedMoments<'a> {
 
     /// Whether the moments of these parameters are of 8 bits.
     fn is_int8(&self, entries: &[Entry], range: &Range<usize>) -> bool {
-        let own = entries.iter().find(|entry| entry.trainable && range.contains(&entry.offset));
+        let is_in = |entry: &&Entry| entry.offset < range.end && entry.range().end > range.start;
+        let own = entries.iter().filter(|entry| entry.trainable).find(is_in);
         own.is_some_and(|entry| self.file.names().iter().any(|name| name.ends_with(&format!("{INT8}.{}", entry.name))))
     }
 
@@ -375,7 +377,10 @@ impl Moments {
             let record = moment.record(bytes.len());
             for (entry, range, _) in moment.parts(&self.entries, record) {
                 let (dtype, shape) = match record {
-                    Some(record) => (Dtype::U8, vec![range.len() / record.max(1), record / RECORD_BYTES, RECORD_BYTES]),
+                    Some(record) => {
+                        let blocks = entry.shape.elements().div_ceil(BLOCK);
+                        (Dtype::U8, vec![blocks, record / RECORD_BYTES, RECORD_BYTES])
+                    }
                     None => (Dtype::F32, entry.shape.to_vec()),
                 };
                 let view = TensorView::new(dtype, shape, &bytes[range])

@@ -15,9 +15,11 @@
 //! ```
 //! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients
 //! are divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass
-//! writes the f16 copy of the parameters. Moments may be of 8 bits (`int8.rs`): the values are updated with what the
-//! rule makes of them in f32, before they are rounded to codes. A skipped update still advances t, which makes the next few updates a little
+//! writes the f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little
 //! smaller.
+//!
+//! Moments may be of 8 bits (`int8.rs`): the values are updated with what the rule makes of them in f32, before they
+//! are rounded to codes.
 //!
 //! Decay applies to the elements before [`Segment::decay_end`](super::layout::Segment) only. The norm stays on the
 //! device: the update reads it there.
@@ -125,9 +127,10 @@ pub(super) enum Rule {
     Lion,
 }
 
-/// One update. Inputs: gradients (N), sum of squared gradients (1), and with moments of 8 bits the tables of their codes.
-/// Outputs, changed in place: values, the moments, or their records, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
-/// gradients are multiplied by, 0 to change nothing; and a last output is the values as f16.
+/// One update. Inputs: gradients (N), sum of squared gradients (1), and with moments of 8 bits the tables of their
+/// codes. Outputs, changed in place: values, the moments or their records, and the count of skipped updates, (1) of
+/// u32. Mixed, the second input is (2), the other element what gradients are multiplied by, 0 to change nothing; and a
+/// last output is the values as f16.
 pub(super) struct Update {
     pub rule: Rule,
     /// The names of the moments in their order, which those of the buffers are.
