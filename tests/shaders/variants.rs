@@ -6,7 +6,7 @@ use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
 use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{Criterion, Heads, cases};
-use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
+use rustyflow::optim::{AdjustLr, Group, Kind, MomentDtype, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::BTreeSet;
@@ -185,6 +185,8 @@ fn model_steps(device: &Device) {
                 .backward()
                 .unwrap();
         }
+        let in_int8 = |number: usize| Group { moment_dtype: MomentDtype::Int8, ..group(number) };
+        Optimizer::with_groups(&parameters, &in_int8, 1.0).unwrap().step(&parameters, 1e-3).unwrap();
         let squares = optimizer.step(&parameters, 1e-3).unwrap();
         optimizer.average(&parameters, &squares).unwrap();
         optimizer.swap_averages(&parameters).unwrap();
