@@ -48,6 +48,10 @@ pub fn rows() -> Vec<Row> {
             defaults()?.derive("no.key", "", |_| ());
             Ok(())
         }),
+        ("Resolved::is_auto", Defined, |_| {
+            assert!(!defaults()?.is_auto("no.key"));
+            Ok(())
+        }),
         ("Resolved::settle", Defined, |_| {
             defaults()?.settle("no.key", "", |config| config.train.batch_size = HUGE);
             Ok(())

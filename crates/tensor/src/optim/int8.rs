@@ -122,7 +122,7 @@ impl Table {
     }
 }
 
-/// The records of zeros of so many elements with these moments.
+/// Words of the records of so many elements with so many moments.
 pub(super) fn record_len(elements: usize, moments: usize) -> usize {
     elements.div_ceil(BLOCK) * moments * RECORD_WORDS
 }

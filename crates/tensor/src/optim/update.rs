@@ -24,7 +24,7 @@
 //! Decay applies to the elements before [`Segment::decay_end`](super::layout::Segment) only. The norm stays on the
 //! device: the update reads it there.
 
-use super::int8::{self, BLOCK, MomentDtype, RECORD_WORDS, Table, record_len, table_of};
+use super::int8::{self, BLOCK, MomentDtype, RECORD_WORDS, record_len, table_of};
 use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Param, Plan, buffer, param};
 use crate::profile::Cost;
@@ -157,16 +157,46 @@ pub(super) struct Update {
 const CHUNK: usize = 1 << 14;
 const _: () = assert!(CHUNK.is_multiple_of(BLOCK));
 
-/// What one thread updates at a time.
+/// The most moments of a rule.
+const MOMENTS: usize = 3;
+
+/// A part of the elements that are updated.
 struct Part<'a> {
     /// The first element.
     start: usize,
     values: &'a mut [f32],
-    /// None if they are of 8 bits.
-    moments: Vec<&'a mut [f32]>,
+    /// In f32, as many as the rule has; empty if they are of 8 bits.
+    moments: [&'a mut [f32]; MOMENTS],
     /// Records of moments of 8 bits.
     records: &'a mut [u32],
     gradients: &'a [f32],
+}
+
+impl<'a> Part<'a> {
+    /// The first `at` elements, whose moments take so many words of records, and the rest.
+    fn split(self, at: usize, words: usize) -> [Part<'a>; 2] {
+        let Part { start, values, moments, records, gradients } = self;
+        let ((values, values_rest), (gradients, gradients_rest)) = (values.split_at_mut(at), gradients.split_at(at));
+        let (records, records_rest) = records.split_at_mut(words.min(records.len()));
+        let [moments, moments_rest] = split(moments, at);
+        [
+            Part { start, values, moments, records, gradients },
+            Part {
+                start: start + at,
+                values: values_rest,
+                moments: moments_rest,
+                records: records_rest,
+                gradients: gradients_rest,
+            },
+        ]
+    }
+}
+
+/// The first `at` elements of each slice that is not empty, and the rest.
+fn split(moments: [&mut [f32]; MOMENTS], at: usize) -> [[&mut [f32]; MOMENTS]; 2] {
+    let mut parts = moments.map(|moment| moment.split_at_mut(at.min(moment.len())));
+    let first = parts.each_mut().map(|(first, _)| std::mem::take(first));
+    [first, parts.map(|(_, rest)| rest)]
 }
 
 impl Update {
@@ -174,57 +204,49 @@ impl Update {
         self.state == MomentDtype::Int8
     }
 
-    /// The parts of values, moments and gradients.
-    fn parts<'a>(&self, outputs: &'a mut [ViewMut], gradients: &'a [f32]) -> Vec<Part<'a>> {
-        let (values, moments) = outputs.split_first_mut().expect("output_specs names the values");
-        let (mut of_f32, mut records) = (Vec::new(), None);
-        for output in moments {
-            match self.state {
-                MomentDtype::F32 => of_f32.push(output.f32().chunks_mut(CHUNK)),
-                MomentDtype::Int8 => records = Some(output.u32().chunks_mut(record_len(CHUNK, self.moments.len()))),
-            }
+    /// Updates a part by all threads. Nothing is allocated.
+    fn part(&self, clip: f32, part: Part) {
+        let len = part.values.len();
+        if len > CHUNK {
+            let middle = (len / 2).next_multiple_of(CHUNK);
+            let [left, right] = part.split(middle, record_len(middle, self.moments.len()));
+            rayon::join(|| self.part(clip, left), || self.part(clip, right));
+        } else if self.is_int8() {
+            self.blocks(clip, part);
+        } else {
+            let Part { start, values, moments, gradients, .. } = part;
+            self.elements(clip, start, values, moments, gradients);
         }
-        let parts = values.f32().chunks_mut(CHUNK).zip(gradients.chunks(CHUNK)).enumerate();
-        let part = |(i, (values, gradients)): (usize, (&'a mut [f32], &'a [f32]))| Part {
-            start: i * CHUNK,
-            values,
-            moments: of_f32.iter_mut().filter_map(Iterator::next).collect(),
-            records: records.as_mut().and_then(Iterator::next).unwrap_or_default(),
-            gradients,
-        };
-        parts.map(part).collect()
     }
 
-    /// Updates a part.
-    fn part(&self, clip: f32, part: Part) {
-        let Part { start, values, mut moments, records, gradients } = part;
-        if !self.is_int8() {
-            return self.elements(clip, start, values, &mut moments, gradients);
-        }
-        let tables: Vec<&Table> = self.moments.iter().map(|name| table_of(name)).collect();
-        let mut decoded = vec![vec![0.0; values.len()]; tables.len()];
-        let of_block = tables.len() * RECORD_WORDS;
-        for (k, moments) in decoded.iter_mut().enumerate() {
-            for (record, moments) in records.chunks(of_block).zip(moments.chunks_mut(BLOCK)) {
-                tables[k].decode(&record[k * RECORD_WORDS..][..RECORD_WORDS], moments);
+    /// Updates whole blocks with moments of 8 bits.
+    fn blocks(&self, clip: f32, part: Part) {
+        let Part { start, values, records, gradients, .. } = part;
+        let blocks = values.chunks_mut(BLOCK).zip(gradients.chunks(BLOCK));
+        let records = records.chunks_mut(self.moments.len().max(1) * RECORD_WORDS);
+        let mut moments = [[0.0; BLOCK]; MOMENTS];
+        for (block, ((values, gradients), record)) in blocks.zip(records).enumerate() {
+            let named = self.moments.iter().zip(record.chunks_mut(RECORD_WORDS));
+            for ((name, record), moments) in named.zip(&mut moments) {
+                table_of(name).decode(record, moments);
             }
-        }
-        let mut moments: Vec<&mut [f32]> = decoded.iter_mut().map(|moments| &mut moments[..]).collect();
-        self.elements(clip, start, values, &mut moments, gradients);
-        for (k, moments) in decoded.iter().enumerate() {
-            for (record, moments) in records.chunks_mut(of_block).zip(moments.chunks(BLOCK)) {
-                tables[k].encode(moments, &mut record[k * RECORD_WORDS..][..RECORD_WORDS]);
+            let slices = moments.each_mut().map(|moments| &mut moments[..]);
+            self.elements(clip, start + block * BLOCK, values, slices, gradients);
+            let named = self.moments.iter().zip(record.chunks_mut(RECORD_WORDS));
+            for ((name, record), moments) in named.zip(&moments) {
+                table_of(name).encode(moments, record);
             }
         }
     }
 
     /// Updates elements from this one on, the first of which decay.
-    fn elements(&self, clip: f32, start: usize, values: &mut [f32], moments: &mut [&mut [f32]], gradients: &[f32]) {
+    fn elements(&self, clip: f32, start: usize, values: &mut [f32], moments: [&mut [f32]; MOMENTS], gradients: &[f32]) {
         let decayed = self.decay_end.saturating_sub(start).min(values.len());
         let ((p, p_rest), (g, g_rest)) = (values.split_at_mut(decayed), gradients.split_at(decayed));
-        let (mut first, mut rest): (Vec<_>, Vec<_>) = moments.iter_mut().map(|m| m.split_at_mut(decayed)).unzip();
-        self.alike(clip, self.weight_decay, p, &mut first, g);
-        self.alike(clip, 0.0, p_rest, &mut rest, g_rest);
+        let [mut first, mut rest] = split(moments, decayed);
+        let count = self.moments.len();
+        self.alike(clip, self.weight_decay, p, &mut first[..count], g);
+        self.alike(clip, 0.0, p_rest, &mut rest[..count], g_rest);
     }
 
     /// Updates elements that all decay alike.
@@ -353,7 +375,16 @@ impl Kernel for Update {
             Factor::Overflow => return,
             Factor::NotFinite => return skipped[0].u32()[0] += u32::from(self.counts),
         };
-        self.parts(outputs, gradients).into_par_iter().for_each(|part| self.part(clip, part));
+        let (values, states) = outputs.split_first_mut().expect("output_specs names the values");
+        let mut part =
+            Part { start: 0, values: values.f32(), moments: Default::default(), records: &mut [], gradients };
+        for (state, moment) in states.iter_mut().zip(&mut part.moments) {
+            match self.state {
+                MomentDtype::F32 => *moment = state.f32(),
+                MomentDtype::Int8 => part.records = state.u32(),
+            }
+        }
+        self.part(clip, part);
         if let [halves] = halves {
             halves.f32().copy_from_slice(outputs[0].f32());
         }
