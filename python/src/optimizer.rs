@@ -80,7 +80,8 @@ impl PyOptimizer {
         let mut kinds = Vec::new();
         for (name, settings, lr_scale, weight_decay) in &groups {
             let kind = kind(name, settings)?;
-            kinds.push(Group { kind, lr_scale: *lr_scale, weight_decay: *weight_decay, decays_vectors: true });
+            let group = Group::new(kind, *weight_decay);
+            kinds.push(Group { lr_scale: *lr_scale, decays_vectors: true, ..group });
         }
         let mut taken = Vec::new();
         for (number, (parameter, group)) in parameters.iter().enumerate() {
