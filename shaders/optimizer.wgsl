@@ -27,7 +27,8 @@
     {% if int8 %}
     let {{ moment }}_part = record + {{ loop.index0 * record_words }}u;
     let {{ moment }}_table = {{ 1 if moment in ["exp_avg_sq", "square_avg"] else 0 }}u;
-    var {{ moment }}_now = decoded({{ moment }}_table, records[{{ moment }}_part + i % 64u], records[{{ moment }}_part + 64u]);
+    var {{ moment }}_now = decoded(
+        {{ moment }}_table, records[{{ moment }}_part + i % 64u], records[{{ moment }}_part + 64u]);
     {% else %}
     var {{ moment }}_now = {{ moment }}[i];
     {% endif %}
@@ -40,7 +41,8 @@
     {% endif %}
     {% if rule == "sgd" %}
     momentum_buffer_now = params.beta1 * momentum_buffer_now + g;
-    value -= params.learning_rate * {{ "(g + params.beta1 * momentum_buffer_now)" if nesterov else "momentum_buffer_now" }};
+    {% set along = "(g + params.beta1 * momentum_buffer_now)" if nesterov else "momentum_buffer_now" %}
+    value -= params.learning_rate * {{ along }};
     {% elif rule == "rmsprop" %}
     square_avg_now = params.beta2 * square_avg_now + (1.0 - params.beta2) * g * g;
     var variance = square_avg_now;

@@ -11,6 +11,7 @@ mod f16_weights;
 pub mod gguf;
 mod gpt2;
 pub mod hf;
+mod joined;
 mod llama;
 mod lora;
 mod qwen3;

@@ -5,7 +5,7 @@ use super::plan::check_size;
 use crate::config::{DataConfig, GenerateConfig, Layers, WeightDtype, process_environment};
 use crate::data::{ChatSpec, Corpus, CorpusSpec, TextConventions};
 use crate::hub_cache::folder_of;
-use crate::models::gguf::{is_gguf, unpacked};
+use crate::models::gguf::unpacked;
 use crate::models::{self, LanguageModel, hf};
 use crate::{DType, Device, Error, Result};
 use std::path::{Path, PathBuf};
@@ -21,10 +21,7 @@ pub fn find_model(path: &Path, note: &dyn Fn(&str)) -> Result<PathBuf> {
         let message = "is not a folder; give a run's folder or a checkpoint's, as in runs/<name>";
         Err(Error::Checkpoint { path: path.to_path_buf(), message: format!("{message}; {advice}") })
     })?;
-    if is_gguf(&run) {
-        return Ok(unpacked(&run)?.into_owned());
-    }
-    let FoundCheckpoint { folder, damaged } = find_checkpoint(&run)?;
+    let FoundCheckpoint { folder, damaged } = find_checkpoint(&unpacked(&run)?)?;
     for error in damaged {
         note(&format!("warning: {error}; using {}", folder.display()));
     }

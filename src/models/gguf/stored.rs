@@ -2,6 +2,7 @@
 
 use super::shape::close;
 use super::{GgufFile, Layout, mapping, named, row_in_file, transpose};
+use crate::models::joined::read_joined;
 use crate::models::{LanguageModel, ModelConfig, build};
 use crate::tensor::{DryRun, Source, with_weights_on};
 use crate::{Device, Error, Result, Shape, Tensor};
@@ -25,15 +26,8 @@ struct Part {
 
 impl Source for StoredParameter {
     fn read(&self, first: usize, out: &mut [f32]) {
-        let (mut begin, end) = (0, first + out.len());
-        for part in &self.parts {
-            let len = part.shape.elements();
-            let (from, to) = (first.max(begin), end.min(begin + len));
-            if from < to {
-                part.read(&self.file, from - begin, &mut out[from - first..to - first]);
-            }
-            begin += len;
-        }
+        let read = |part: &Part, first, out: &mut [f32]| part.read(&self.file, first, out);
+        read_joined(&self.parts, |part| part.shape.elements(), first, out, read);
     }
 }
 

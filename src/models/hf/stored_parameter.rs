@@ -1,6 +1,7 @@
 //! A parameter as its folder stores it: the rows of one tensor or several, one after the other.
 
 use super::weight_files::{StoredTensor, WeightFiles};
+use crate::models::joined::read_joined;
 use crate::tensor::Source;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -16,15 +17,16 @@ pub struct StoredParameter {
 
 impl Source for StoredParameter {
     fn read(&self, first: usize, out: &mut [f32]) {
-        let (mut begin, end) = (0, first + out.len());
-        for (name, len) in &self.parts {
-            let (from, to) = (first.max(begin), end.min(begin + len));
-            if from < to {
+        read_joined(
+            &self.parts,
+            |(_, len)| *len,
+            first,
+            out,
+            |(name, _), first, out| {
                 let tensor = self.files.tensor(name).expect("it was found when the folder was opened");
-                convert(&tensor, from - begin, &mut out[from - first..to - first]);
-            }
-            begin += len;
-        }
+                convert(&tensor, first, out);
+            },
+        );
     }
 }
 

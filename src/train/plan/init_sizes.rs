@@ -127,11 +127,13 @@ impl On<'_> {
         fits_comfortably(&config, self.shape, batch_size, self.in_documents, self.device, self.memory)
     }
 
-    /// How many rows of a batch each device has for one that any of them has.
-    fn parts(&self, config: &Config) -> Vec<usize> {
+    /// Of the smallest batch that can be divided as configured, all rows, and those of the device with the most.
+    fn smallest_batch(&self, config: &Config) -> (usize, usize) {
         match &config.train.device_batch {
-            DeviceBatch::Parts(parts) if !parts.is_empty() => parts.clone(),
-            _ => vec![1; self.devices.max(1)],
+            DeviceBatch::Parts(parts) if !parts.is_empty() => {
+                parts.iter().fold((0, 1), |(all, most), &part| (all + part, most.max(part)))
+            }
+            _ => (self.devices.max(1), 1),
         }
     }
 
@@ -151,12 +153,11 @@ impl On<'_> {
                 let place = resolved.origin(BATCH_SIZE).to_string();
                 return Err(Error::Config { place, key: BATCH_SIZE.into(), message });
             }
-            let parts = self.parts(&config);
-            let (all, largest_part) = (parts.iter().sum::<usize>(), parts.into_iter().max().unwrap_or(1));
+            let (all, of_one) = self.smallest_batch(&config);
             let most = (tokens / config.model.block_size.max(1) / all).max(1);
-            let units = largest(most, |units| self.fits(&config, units * largest_part))?.max(1);
-            let how = if units == most { "as many rows as the text has" } else { "the largest that fits the memory" };
-            resolved.settle(BATCH_SIZE, how, |config| config.train.batch_size = units * all);
+            let times = largest(most, |times| self.fits(&config, times * of_one))?.max(1);
+            let how = if times == most { "as many rows as the text has" } else { "the largest that fits the memory" };
+            resolved.settle(BATCH_SIZE, how, |config| config.train.batch_size = times * all);
             return Ok(());
         }
         // The rows of a recurrent model are pieces of the text that go on from batch to batch.
@@ -188,9 +189,8 @@ impl On<'_> {
         if resolved.config.train.recompute != Recompute::Auto {
             return Ok(());
         }
-        let (blocks, parts) = (self.shape.n_layer, self.parts(&resolved.config));
-        let (all, largest_part) = (parts.iter().sum::<usize>(), parts.into_iter().max().unwrap_or(1));
-        let rows = (resolved.config.train.batch_size * largest_part).div_ceil(all.max(1));
+        let (blocks, (all, of_one)) = (self.shape.n_layer, self.smallest_batch(&resolved.config));
+        let rows = (resolved.config.train.batch_size * of_one).div_ceil(all);
         let with = |recomputed: usize| {
             let mut config = resolved.config.clone();
             set_recompute(&mut config, recomputed, blocks);
@@ -217,7 +217,7 @@ fn set_recompute(config: &mut Config, recomputed: usize, blocks: usize) {
 }
 
 /// The largest number up to this one that fits, where all below it do; 0 if not even 1 does.
-fn largest(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<usize> {
+pub(super) fn largest(most: usize, fits: impl Fn(usize) -> Result<bool>) -> Result<usize> {
     let (mut fitting, mut next) = (0, 1);
     while next <= most && fits(next)? {
         (fitting, next) = (next, if next == most { most + 1 } else { (2 * next).min(most) });

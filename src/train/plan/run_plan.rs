@@ -433,16 +433,7 @@ fn fits(
 
 /// The largest that fits; 0 if none does.
 fn largest_batch_size(fits: impl Fn(usize) -> Result<Option<String>>) -> Result<usize> {
-    let (mut fitting, mut next) = (0, 1);
-    while next <= MOST_BATCH_SIZE && fits(next)?.is_none() {
-        (fitting, next) = (next, 2 * next);
-    }
-    let mut too_large = next;
-    while too_large - fitting > 1 && too_large <= MOST_BATCH_SIZE {
-        let middle = fitting.midpoint(too_large);
-        if fits(middle)?.is_none() { fitting = middle } else { too_large = middle }
-    }
-    Ok(fitting)
+    init_sizes::largest(MOST_BATCH_SIZE, |batch_size| Ok(fits(batch_size)?.is_none()))
 }
 
 /// Number of evaluations of a run: every `every` steps and at the end.

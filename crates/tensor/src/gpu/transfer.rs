@@ -53,8 +53,8 @@ impl Gpu {
         self.upload_mapped(slice, |mapped| write(mapped, parts))
     }
 
-    /// Records an upload to `slice` of what `fill` writes: it receives the offset of a part in bytes, and memory for the
-    /// part. Several threads call it at a time. Host memory holds a few pieces of [`PIECE`] bytes.
+    /// Records an upload to `slice` of what `fill` writes: it receives the offset of a part in bytes, and memory for
+    /// the part. Several threads call it at a time. Host memory holds a few pieces of [`PIECE`] bytes.
     ///
     /// # Errors
     /// Those of [`Gpu::upload`].

@@ -269,7 +269,8 @@ impl<'a> SavedMoments<'a> {
     fn is_int8(&self, entries: &[Entry], range: &Range<usize>) -> bool {
         let is_in = |entry: &&Entry| entry.offset < range.end && entry.range().end > range.start;
         let own = entries.iter().filter(|entry| entry.trainable).find(is_in);
-        own.is_some_and(|entry| self.file.names().iter().any(|name| name.ends_with(&format!("{INT8}.{}", entry.name))))
+        own.map(|entry| format!("{INT8}.{}", entry.name))
+            .is_some_and(|records| self.file.names().iter().any(|name| name.ends_with(&records)))
     }
 
     /// The mean of these moments, of the same parameters each; of 8 bits they are in records of all `names`.
