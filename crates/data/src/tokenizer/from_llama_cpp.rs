@@ -16,7 +16,7 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// Limits of SentencePiece's vocabularies. Llama 2's longest token has 48 bytes, and two merges on average.
+/// Limits of SentencePiece's vocabularies, far above those of language models: a file may be hostile.
 const MOST_TOKEN_BYTES: usize = 256;
 const MOST_MERGES_PER_TOKEN: usize = 64;
 
