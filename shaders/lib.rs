@@ -40,6 +40,7 @@ templates! {
     int8_moments
     kv_cache
     layer_norm
+    layerwise_norm
     linear_cross_entropy
     loss_scale
     masked_softmax

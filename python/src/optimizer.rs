@@ -144,7 +144,7 @@ impl PyOptimizer {
         compute(py, || {
             let State { arena, optimizer } = &mut *self.state();
             let squares = apply_gradients(arena, optimizer, lr)?;
-            arena.gradients().device().end_step()?;
+            arena.device().end_step()?;
             Ok(squares)
         })
     }

@@ -41,6 +41,7 @@ const CHANGEABLE: &[&str] = &[
     "train.grad_clip",
     "train.recompute",
     "train.recompute_blocks",
+    "train.update",
     "train.device_batch",
     "train.reduce_dtype",
     "train.shard_optimizer",

@@ -103,6 +103,16 @@ choice! {
 }
 
 choice! {
+    /// When parameters are updated.
+    UpdateTime {
+        /// All after backward.
+        Step = "step",
+        /// A part as soon as backward has computed its gradients, which are then freed.
+        Layerwise = "layerwise",
+    }
+}
+
+choice! {
     /// Storage type of the optimizer's moments.
     StateDtype {
         /// 4 bytes each.

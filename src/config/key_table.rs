@@ -3,7 +3,7 @@
 
 use super::choice::{
     AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, StateDtype,
-    WeightDtype,
+    UpdateTime, WeightDtype,
 };
 use super::keys::Key;
 use super::keys::Kind::*;
@@ -105,6 +105,7 @@ keys! {
     "train.ema_decay": Real, BELOW_1, "Decay of the moving average of the weights, see below; 0: no average.";
     "train.recompute": Choice(Recompute::CHOICES), ANY, "Activation recomputation in backward, see below.";
     "train.recompute_blocks": Count, ANY, "Blocks that `block` recomputes, the first ones; 0: all.";
+    "train.update": Choice(UpdateTime::CHOICES), ANY, "Update after backward, or while it runs, see below.";
     "train.device_batch": DeviceBatch, ANY, "Shares of the devices in a step, see below. Empty: equal.";
     "train.reduce_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";

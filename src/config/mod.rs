@@ -46,7 +46,7 @@ use crate::error::Error;
 pub use changes::Change;
 pub use choice::{
     AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, StateDtype,
-    WeightDtype,
+    UpdateTime, WeightDtype,
 };
 pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};

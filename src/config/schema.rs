@@ -12,7 +12,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype, WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype, UpdateTime,
+    WeightDtype,
 };
 use super::device_batch::DeviceBatch;
 use super::devices::Devices;
@@ -197,6 +198,8 @@ pub struct TrainConfig {
     pub recompute: Recompute,
     /// With `block`, how many blocks are recomputed, from the first one on. Default 0: all.
     pub recompute_blocks: usize,
+    /// `step`, or `layerwise`: while backward runs, so that gradients take the memory of a few layers. Default `step`.
+    pub update: UpdateTime,
     /// The proportion in which devices share the sequences of a step: a number for each, or `auto`. Default empty:
     /// equal shares.
     pub device_batch: DeviceBatch,
@@ -232,6 +235,7 @@ impl Default for TrainConfig {
             ema_decay: 0.0,
             recompute: Recompute::None,
             recompute_blocks: 0,
+            update: UpdateTime::Step,
             device_batch: DeviceBatch::default(),
             reduce_dtype: WeightDtype::F32,
             shard_optimizer: false,
@@ -249,6 +253,11 @@ impl TrainConfig {
             (None, Some(steps)) => TrainLength::Steps(steps),
             (None, None) => TrainLength::Steps(1000),
         }
+    }
+
+    /// Whether parameters are updated while backward runs.
+    pub fn is_layerwise(&self) -> bool {
+        self.update == UpdateTime::Layerwise
     }
 
     /// How many of so many blocks are recomputed; all where `auto` is not resolved.

@@ -31,6 +31,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     lora(&c)?;
     ranks(&c)?;
     recompute(&c)?;
+    layerwise(&c)?;
     roll_back(&c)?;
     learning_rate(&c)
 }
@@ -93,6 +94,29 @@ fn recompute(c: &Checker) -> Result<()> {
     if train.recompute_blocks > 0 && train.recompute != Recompute::Block && is_meant {
         let message = format!("{blocks} is {}, which only {recompute} = \"block\" has", train.recompute_blocks);
         return Err(c.fail(&[blocks, recompute], message));
+    }
+    Ok(())
+}
+
+/// Updates while backward runs need all gradients of a step in one pass.
+fn layerwise(c: &Checker) -> Result<()> {
+    let (train, update) = (&c.config().train, "train.update");
+    if !train.is_layerwise() {
+        return Ok(());
+    }
+    let refused = |key: &str, value: String, why: &str| {
+        let message = format!("{} cannot be used with {}: {why}", c.tell(update, "layerwise"), c.tell(key, value));
+        Err(c.fail(&[key, update], message))
+    };
+    if train.grad_accum_steps > 1 {
+        let why = "gradients of earlier micro-batches are used up; set a larger train.batch_size instead";
+        return refused("train.grad_accum_steps", train.grad_accum_steps.to_string(), why);
+    }
+    if train.shard_optimizer {
+        return refused("train.shard_optimizer", "true".into(), "it is for one device");
+    }
+    if train.sync_every > 0 {
+        return refused("train.sync_every", train.sync_every.to_string(), "it is for one device");
     }
     Ok(())
 }

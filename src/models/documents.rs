@@ -112,7 +112,7 @@ mod tests {
             let name = format!("{device} {kind}");
             // f32, sums in another order.
             assert_close(&name, &whole.to_f32().unwrap(), &[sum], 1e-5, 1e-5);
-            let [got, want] = [of_packed, of_apart].map(|arena| arena.gradients().to_f32().unwrap());
+            let [got, want] = [of_packed, of_apart].map(|arena| arena.gradients().unwrap().to_f32().unwrap());
             assert_close(&name, &got, &want, 1e-5, 1e-4);
             // Without documents it is another number.
             let stream = loss(&*packed, &ids, &targets, None, 2).to_f32().unwrap()[0];

@@ -257,7 +257,7 @@ mod tests {
                     model.set_recompute(blocks);
                     let arena = ParameterArena::new(&mut *model, &device, DType::F32).unwrap();
                     loss(&*model, &device).backward().unwrap();
-                    arena.gradients().to_bytes().unwrap()
+                    arena.gradients().unwrap().to_bytes().unwrap()
                 });
                 assert!(gradients[0] == gradients[1] && gradients[0].iter().any(|byte| *byte != 0), "{device}");
             }
@@ -334,7 +334,7 @@ mod tests {
                     let criterion = Criterion::default();
                     let loss = model.loss(&ids, &ids, Past::Nothing, &Dropout::off(), criterion, Some(&scale)).unwrap();
                     loss.backward().unwrap();
-                    let gradients = arena.gradients().to_f32().unwrap();
+                    let gradients = arena.gradients().unwrap().to_f32().unwrap();
                     let halves = arena.entries.iter().filter(|entry| entry.dtype == DType::F16);
                     let halves: usize = halves.map(|entry| entry.shape.elements()).sum();
                     assert_eq!(halves, if base == DType::F16 { config.matmul_weights() } else { 0 });

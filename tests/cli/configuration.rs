@@ -63,6 +63,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("train.ema_decay", "0.5"),
     ("train.recompute", "block"),
     ("train.recompute_blocks", "1"),
+    ("train.update", "step"),
     ("train.device_batch", "[2]"),
     ("train.reduce_dtype", "f16"),
     ("train.shard_optimizer", "true"),

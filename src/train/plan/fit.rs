@@ -2,7 +2,7 @@
 //! sequence is too large.
 
 use super::{Footprint, Plan, available_memory_bytes};
-use crate::config::{Config, Recompute, StateDtype, WeightDtype};
+use crate::config::{Config, Recompute, StateDtype, UpdateTime, WeightDtype};
 use crate::models::ModelConfig;
 use crate::train::setup::memory_limit::memory_limit;
 use crate::train::setup::precision::operands;
@@ -100,8 +100,9 @@ impl Run<'_> {
 
     fn need(&self, rows: usize, passes: usize) -> Result<Need> {
         let on = (self.device, self.place);
-        // Two passes take as much as any number of them.
-        let footprint = Footprint::new(self.config, self.shape, rows, passes.min(2), self.in_documents, on)?;
+        // Two passes take as much as any number of them; layerwise updates allow one.
+        let passes = if self.config.train.is_layerwise() { 1 } else { passes.min(2) };
+        let footprint = Footprint::new(self.config, self.shape, rows, passes, self.in_documents, on)?;
         Ok(Need::new(&self.sizes(rows)?, &footprint, self.device))
     }
 
@@ -143,6 +144,10 @@ impl Run<'_> {
         if optimizer.state_dtype == StateDtype::F32 {
             savings
                 .push(("optimizer.state_dtype = \"int8\"", |config| config.optimizer.state_dtype = StateDtype::Int8));
+        }
+        let alone = train.grad_accum_steps == 1 && !train.shard_optimizer && train.sync_every == 0;
+        if !train.is_layerwise() && alone && self.place.ranks == 1 && lora.rank == 0 {
+            savings.push(("train.update = \"layerwise\"", |config| config.train.update = UpdateTime::Layerwise));
         }
         let can_adapt = !model.init.is_empty() && !model.new_tokenizer && lora.rank == 0;
         if can_adapt {
@@ -243,6 +248,12 @@ impl Passes {
         counts_gpu_memory: bool,
     ) -> Result<Passes> {
         let run = Run { config, shape, in_documents, device, place };
+        if config.train.is_layerwise() && place.ranks > 1 {
+            let what = "train.update = \"layerwise\" updates parameters before gradients are summed over the devices";
+            return Err(Error::Invalid(format!(
+                "{what}: use one device, or train.shard_optimizer, which divides the memory of the optimizer"
+            )));
+        }
         let shares = Share::all(config, shape.kind, place.ranks)?;
         let share = shares.iter().max_by_key(|share| share.micro_batches()).expect("there is a rank");
         let size = |splits: usize| {
@@ -256,6 +267,12 @@ impl Passes {
         }
         if let Some(shortage) = run.shortage_of_one(passes.max(if whole > 1 { 2 } else { 1 }), memory)? {
             return Err(run.refusal(shortage, memory)?);
+        }
+        if config.train.is_layerwise() {
+            return match run.shortage(whole, passes, memory)? {
+                Some(why) => Err(run.cannot_split(&why, whole)),
+                None => Ok(Passes { splits: 1, rows: whole, note: None }),
+            };
         }
         let (mut splits, mut first) = (1, None);
         loop {
@@ -282,6 +299,16 @@ impl Run<'_> {
             false => (need.host, comfortable(available)),
         };
         Ok((needed > most).then_some(Shortage { needed, available, on_device }))
+    }
+
+    /// The error of a batch of so many rows that does not fit, with layerwise updates.
+    fn cannot_split(&self, why: &Shortage, rows: usize) -> Error {
+        let [needed, available] = units::unequal_bytes([why.needed, why.available]);
+        let (tokens, whose) = (self.config.model.block_size, if why.on_device { "the device" } else { "this machine" });
+        Error::Invalid(format!(
+            "a batch of {rows} x {tokens} tokens needs {needed}, {whose} has {available} available, and \
+             train.update = \"layerwise\" computes it in one pass: use a smaller train.batch_size, or \"auto\""
+        ))
     }
 
     fn note(&self, why: &Shortage, whole: usize, (rows, passes): (usize, usize)) -> String {

@@ -170,7 +170,10 @@ impl On<'_> {
         while batch_size > 1 && !self.fits(&config, batch_size)? {
             batch_size /= 2;
         }
-        if batch_size < all {
+        if batch_size < all && config.train.is_layerwise() {
+            let how = "as many of 16 as fit the memory; layerwise updates accumulate none";
+            resolved.derive(BATCH_SIZE, how, |config| config.train.batch_size = batch_size);
+        } else if batch_size < all {
             resolved.derive(BATCH_SIZE, "as many of 16 as fit the memory", |config| {
                 config.train.batch_size = batch_size;
             });

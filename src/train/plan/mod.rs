@@ -34,6 +34,8 @@ pub struct Plan {
     pub half_bytes: u64,
     /// Bytes of their gradients, 0 without an optimizer.
     pub gradient_bytes: u64,
+    /// Of those, bytes that are there between steps.
+    kept_gradient_bytes: u64,
     /// Bytes of the optimizer's moments.
     pub moment_bytes: u64,
     /// Bytes of those in a checkpoint.
@@ -74,6 +76,7 @@ impl Plan {
             parameter_bytes: bytes(DType::F32, in_f32 - elsewhere) + bytes(DType::F16, f16_only),
             half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
             gradient_bytes: of_trained(|trained| trained.parameters),
+            kept_gradient_bytes: of_trained(|trained| if trained.layerwise { 0 } else { trained.parameters }),
             moment_bytes: trained.map_or(0, |trained| trained.moment_bytes as u64),
             saved_moment_bytes: trained.map_or(0, |trained| trained.saved_moment_bytes as u64),
             updated_bytes: of_trained(|trained| trained.parameters - trained.divided)
@@ -115,7 +118,7 @@ impl Plan {
 
     /// Bytes of the machine's memory while a checkpoint is written, which every run does.
     fn host_bytes(&self, on_gpu: bool) -> u64 {
-        let resident = if on_gpu { 0 } else { self.parameter_bytes + self.gradient_bytes + self.moment_bytes };
+        let resident = if on_gpu { 0 } else { self.parameter_bytes + self.kept_gradient_bytes + self.moment_bytes };
         resident + self.checkpoint_bytes()
     }
 
@@ -171,7 +174,15 @@ mod tests {
         let parameters = model.parameter_count();
         let moment_bytes = 4 * moments * parameters;
         let saved_moment_bytes = moment_bytes;
-        Trained { parameters, moment_bytes, saved_moment_bytes, divided: 0, elsewhere: 0, frozen: None }
+        Trained {
+            parameters,
+            moment_bytes,
+            saved_moment_bytes,
+            divided: 0,
+            elsewhere: 0,
+            frozen: None,
+            layerwise: false,
+        }
     }
 
     #[test]
@@ -181,8 +192,15 @@ mod tests {
         let plan = |operands, frozen| {
             let frozen = Some(frozen);
             let (moment_bytes, saved_moment_bytes) = (800, 800);
-            let trained =
-                Trained { parameters: 100, moment_bytes, saved_moment_bytes, divided: 0, elsewhere: 0, frozen };
+            let trained = Trained {
+                parameters: 100,
+                moment_bytes,
+                saved_moment_bytes,
+                divided: 0,
+                elsewhere: 0,
+                frozen,
+                layerwise: false,
+            };
             Plan::new(&model, 1024, operands, Some(&trained))
         };
         let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];

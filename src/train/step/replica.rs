@@ -233,11 +233,11 @@ impl Replica {
     /// After a step that found too little memory: from now on each part of a batch in twice as many passes.
     ///
     /// # Errors
-    /// That of the step, if a pass is one sequence already.
+    /// That of the step, if a pass is one sequence already, or updates are layerwise.
     fn split_micro_batches(&mut self, error: Error) -> Result<()> {
         let passes = |splits| self.share.pieces(splits).len();
         let (before, splits) = (passes(self.micro_batches), (2 * self.micro_batches).min(self.config.train.batch_size));
-        if passes(splits) == before {
+        if passes(splits) == before || self.config.train.is_layerwise() {
             return Err(error);
         }
         self.micro_batches = splits;

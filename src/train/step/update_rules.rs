@@ -3,7 +3,7 @@
 use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, StateDtype};
 use crate::models::{LanguageModel, ModelConfig, matmul_weights};
 use crate::nn::Parameter;
-use crate::optim::{AdjustLr, Division, Group, Kind, MomentDtype, Optimizer, ParameterArena, shards};
+use crate::optim::{AdjustLr, ArenaOptions, Division, Group, Kind, MomentDtype, Optimizer, ParameterArena, shards};
 use crate::train::setup::adapters::{self, lora};
 use crate::train::setup::precision::operands;
 use crate::train::step::ranks::Place;
@@ -19,6 +19,8 @@ pub struct Trained {
     pub moment_bytes: usize,
     /// Of those, in a checkpoint.
     pub saved_moment_bytes: usize,
+    /// Whether backward uses gradients up.
+    pub layerwise: bool,
     /// Of how many of the parameters each of several ranks has f16 copies, and f32 values only of its own part.
     pub divided: usize,
     /// How many of those f32 values a rank lacks at least.
@@ -47,7 +49,9 @@ pub(in crate::train) fn on_device(
     let division = Division { rank, ranks, group_of: &group_of, is_divided: &|name| of_matmuls.contains(name) };
     let division = divides_weights(config, ranks).then_some(&division);
     let operands = operands(config.device.precision);
-    let parameters = ParameterArena::divided(&mut *model, device, operands, &number_of, division)?;
+    let layerwise = config.train.is_layerwise();
+    let options = ArenaOptions { operands, group_of: &number_of, division, layerwise };
+    let parameters = ParameterArena::with_options(&mut *model, device, options)?;
     let part = shards(&parameters, &group_of, ranks).swap_remove(rank);
     let mut optimizer = Optimizer::of_part(&parameters, &group_of, config.train.grad_clip, &part)?;
     if config.train.ema_decay > 0.0 && place.rank == 0 {
@@ -82,6 +86,7 @@ pub(in crate::train) fn trained(config: &Config, model: &ModelConfig, ranks: usi
         parameters,
         moment_bytes,
         saved_moment_bytes: if config.checkpoint.optimizer { moment_bytes } else { averages },
+        layerwise: config.train.is_layerwise(),
         divided,
         elsewhere: divided.saturating_sub(parameters.div_ceil(ranks)),
         frozen: lora.map(|lora| lora.base),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Six updates of two passes each, with all kinds of dropout, and an evaluation.
-fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
+pub(super) fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
     let text = format!(
         "[run]\ndir = {dir:?}\n[data]\ncorpus = {:?}\ntokenizer = \"char\"\n[model]\nn_layer = 3\nn_head = 2\n\
          n_embd = 16\nblock_size = 12\ndropout = 0.2\nembd_dropout = 0.1\n[train]\nbatch_size = 3\nmax_steps = 6\n\
@@ -28,7 +28,7 @@ fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
 }
 
 /// Trains until step `until`; from where `resume` has come to, if it is given.
-fn run(resolved: &Resolved, device: &Device, resume: Option<&Path>, until: usize) {
+pub(super) fn run(resolved: &Resolved, device: &Device, resume: Option<&Path>, until: usize) {
     let stop = AtomicBool::new(false);
     let options = TrainOptions {
         device: device.clone(),
@@ -52,7 +52,7 @@ fn run(resolved: &Resolved, device: &Device, resume: Option<&Path>, until: usize
 }
 
 /// Weights, moments, and the losses and norms of every step.
-fn outcome(folder: &Path) -> (Vec<u8>, Vec<u8>, Vec<String>) {
+pub(super) fn outcome(folder: &Path) -> (Vec<u8>, Vec<u8>, Vec<String>) {
     let [weights, moments] = ["model.safetensors", OPTIMIZER]
         .map(|name| fs::read(folder.join("checkpoints/step-000006").join(name)).unwrap());
     let metrics = fs::read_to_string(folder.join(METRICS)).unwrap();

@@ -244,7 +244,7 @@ fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f3
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
-    (total, trainer.replica.parameters.gradients().to_f32().unwrap())
+    (total, trainer.replica.parameters.gradients().unwrap().to_f32().unwrap())
 }
 
 #[test]
@@ -288,7 +288,7 @@ impl GradientSync for Recorder {
     }
 
     fn synchronize(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
-        let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
+        let both = [parameters.gradients().unwrap().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
         Ok(Some(loss))
     }
@@ -325,7 +325,7 @@ fn gradients_are_synchronized_once_per_update_after_all_micro_batches_and_before
                 let (batch, pass) = (&batches[piece.batch], (3 * step + piece.batch) as u64);
                 trainer.replica.loss(batch, &piece, None, pass, predicted(&batches)).unwrap().backward().unwrap();
             }
-            let gradients = trainer.replica.parameters.gradients().to_f32().unwrap();
+            let gradients = trainer.replica.parameters.gradients().unwrap().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));
             trainer.replica.start_loader(position).unwrap();
             trainer.train_step().unwrap();

@@ -297,7 +297,7 @@ fn launch(mode: &'static str, buffers: Vec<Buffer>, params: Vec<Param>, workgrou
 /// # Errors
 /// If the shapes do not fit.
 pub fn add_rows(table: &Gradient, rows: &Tensor, ids: &Tensor) -> Result<()> {
-    let (vocabulary, c) = (table.memory().shape().rows(), table.memory().shape().last_dim());
+    let (vocabulary, c) = (table.shape().rows(), table.shape().last_dim());
     Gradient::add_outputs(&[table], &[rows, ids], |accumulate| EmbeddingBackward { vocabulary, c, accumulate })
 }
 

@@ -17,12 +17,13 @@ use super::values::{Held, Values};
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
-use crate::tensor::{Edge, Gradient, parts_between};
+use crate::tensor::{Edge, Gradient, GradientBucket, parts_between};
 use crate::{DType, Device, Error, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// All parameters of a module, and the gradients of those that are trained.
 pub struct ParameterArena {
@@ -35,12 +36,39 @@ pub struct ParameterArena {
     /// Where the arenas of f32 parameters, and what else counts as they do, go on in another buffer.
     pub(super) cuts: Vec<usize>,
     pub(super) values: Values,
-    gradients: Tensor,
+    gradients: Gradients,
     /// The same by parameter, each with its range.
     grads: Vec<(Range<usize>, Gradient)>,
     /// In mixed precision the values as f16, the operands of matmuls.
     pub(super) halves: Option<Tensor>,
     pub(super) f16_only: Option<Tensor>,
+    trainable_len: usize,
+}
+
+/// Where gradients collect.
+enum Gradients {
+    /// All in one arena.
+    Arena(Tensor),
+    /// Those of each segment in a bucket, which backward uses up.
+    Buckets(Vec<Arc<GradientBucket>>),
+}
+
+/// The most elements of the gradients that are updated together while backward runs, but for a parameter that has more:
+/// 64 MiB, about a block of a model of 0.6 billion parameters.
+const LAYERWISE: usize = 1 << 24;
+
+/// What arenas are to hold.
+#[derive(Clone, Copy)]
+pub struct ArenaOptions<'a> {
+    /// With f16, a further arena holds copies of the values as operands of matmuls.
+    pub operands: DType,
+    /// The parameters with the same number lie next to each other, so that they can be updated apart from the others.
+    pub group_of: &'a dyn Fn(&str, &Parameter) -> usize,
+    /// Which part of the f32 values this rank holds, if ranks divide them and there are f16 copies.
+    pub division: Option<&'a Division<'a>>,
+    /// Gradients are used up while backward runs ([`Optimizer::layerwise`](super::Optimizer::layerwise)) and have no
+    /// arena.
+    pub layerwise: bool,
 }
 
 impl ParameterArena {
@@ -66,23 +94,19 @@ impl ParameterArena {
         operands: DType,
         group_of: &dyn Fn(&str, &Parameter) -> usize,
     ) -> Result<ParameterArena> {
-        ParameterArena::divided(module, device, operands, group_of, None)
+        let options = ArenaOptions { operands, group_of, division: None, layerwise: false };
+        ParameterArena::with_options(module, device, options)
     }
 
-    /// [`ParameterArena::grouped`] of one of several ranks that divide f32 values, if there are f16 copies.
+    /// [`ParameterArena::new`] with these options.
     ///
     /// # Errors
     /// Those of [`ParameterArena::new`].
     #[doc(hidden)]
-    pub fn divided(
-        module: &mut dyn Module,
-        device: &Device,
-        operands: DType,
-        group_of: &dyn Fn(&str, &Parameter) -> usize,
-        division: Option<&Division>,
-    ) -> Result<ParameterArena> {
+    pub fn with_options(module: &mut dyn Module, device: &Device, options: ArenaOptions) -> Result<ParameterArena> {
+        let ArenaOptions { operands, group_of, division, layerwise } = options;
         let Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts: cuts, f16_cuts } =
-            Layout::of(module, group_of, most_in_buffer(device))?;
+            Layout::of(module, group_of, most_in_buffer(device), layerwise.then(most_layerwise))?;
         let tensors = module.parameters();
         // Padding between parameters stays zero.
         let zeros =
@@ -96,9 +120,19 @@ impl ParameterArena {
         let values = Values::new(zeros(&held_cuts, held.len(), DType::F32)?, held);
         let halves = mixed.then(|| zeros(&cuts, f32_len, DType::F16)).transpose()?;
         let f16_only = (f16_len > 0).then(|| zeros(&f16_cuts, f16_len, DType::F16)).transpose()?;
-        let gradients = Tensor::zeros_in_segments(&cuts, trainable_len, DType::F32, device, MemoryKind::Gradients)?;
+        let gradients = match layerwise {
+            true => {
+                let buckets = segments.iter().map(|segment| GradientBucket::new(segment.range.len(), device));
+                Gradients::Buckets(buckets.map(Arc::new).collect())
+            }
+            false => {
+                let kind = MemoryKind::Gradients;
+                Gradients::Arena(Tensor::zeros_in_segments(&cuts, trainable_len, DType::F32, device, kind)?)
+            }
+        };
         let grads = Vec::new();
-        let mut arena = ParameterArena { entries, segments, cuts, values, gradients, grads, halves, f16_only };
+        let mut arena =
+            ParameterArena { entries, segments, cuts, values, gradients, grads, halves, f16_only, trainable_len };
         if device.has_values() {
             arena.write(&tensors)?;
         }
@@ -121,7 +155,15 @@ impl ParameterArena {
         if !entry.trainable {
             return parameter.store(value, half);
         }
-        let gradient = Gradient::new(part(&self.gradients));
+        let gradient = match &self.gradients {
+            Gradients::Arena(gradients) => Gradient::new(part(gradients)),
+            Gradients::Buckets(buckets) => {
+                let mut segments = self.segments.iter().zip(buckets);
+                let own = segments.find(|(segment, _)| segment.range.contains(&entry.offset));
+                let (segment, bucket) = own.expect("segments have every parameter that is trained");
+                Gradient::in_bucket(bucket, entry.offset - segment.range.start, entry.shape.clone())
+            }
+        };
         let leaf = |tensor: Tensor| tensor.with_gradient(gradient.clone());
         parameter.store(leaf(value), half.map(leaf));
         self.grads.push((entry.range(), gradient));
@@ -174,7 +216,8 @@ impl ParameterArena {
             return self.f16_only.iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect();
         }
         let value = self.values.get(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
-        let others = entry.trainable.then(|| self.gradients()).into_iter().chain(&self.halves);
+        let gradients = entry.trainable.then(|| self.gradients().ok()).flatten();
+        let others = gradients.into_iter().chain(&self.halves);
         value.into_iter().chain(others.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))).collect()
     }
 
@@ -207,8 +250,9 @@ impl ParameterArena {
         self.values.are_whole()
     }
 
-    pub(super) fn device(&self) -> Device {
-        self.gradients.device()
+    /// Where they lie.
+    pub fn device(&self) -> Device {
+        self.values.arena.device()
     }
 
     /// Bytes of all values, f16 copies included.
@@ -235,7 +279,7 @@ impl ParameterArena {
 
     /// Elements of the parameters that are trained, padding included: of each moment, and of the gradients.
     pub fn trainable_len(&self) -> usize {
-        self.gradients.len()
+        self.trainable_len
     }
 
     /// The next place in the arenas, from this one on, where a parameter may begin.
@@ -245,9 +289,25 @@ impl ParameterArena {
     }
 
     /// All gradients collected so far, in the arena that they collect in.
-    pub fn gradients(&self) -> &Tensor {
+    ///
+    /// # Errors
+    /// If backward uses them up.
+    pub fn gradients(&self) -> Result<&Tensor> {
         self.grads.iter().for_each(|(_, gradient)| gradient.materialize());
-        &self.gradients
+        match &self.gradients {
+            Gradients::Arena(gradients) => Ok(gradients),
+            Gradients::Buckets(_) => {
+                Err(Error::Invalid("layerwise updates use gradients up: there is no arena of them".into()))
+            }
+        }
+    }
+
+    /// The buckets of the gradients of each segment, if backward uses them up.
+    pub(super) fn buckets(&self) -> Option<&[Arc<GradientBucket>]> {
+        match &self.gradients {
+            Gradients::Arena(_) => None,
+            Gradients::Buckets(buckets) => Some(buckets),
+        }
     }
 
     /// Where in the arena of gradients that of this tensor collects, and the gradient itself; `None` if it is not one
@@ -290,6 +350,7 @@ impl ParameterArena {
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
         self.grads.iter().for_each(|(_, gradient)| gradient.zero_lazily());
+        self.buckets().into_iter().flatten().for_each(|bucket| bucket.reset());
     }
 }
 
@@ -300,6 +361,14 @@ fn most_in_buffer(device: &Device) -> usize {
         return most;
     }
     usize::try_from(device.limits().buffer_bytes / size_of::<f32>() as u64).unwrap_or(usize::MAX)
+}
+
+fn most_layerwise() -> usize {
+    #[cfg(feature = "testing")]
+    if let Some(most) = crate::testing::buffers::most() {
+        return most;
+    }
+    LAYERWISE
 }
 
 fn rounded(values: &[f32]) -> Vec<f16> {

@@ -181,7 +181,7 @@ mod tests {
 
     fn step(arena: &ParameterArena, optimizer: &mut Optimizer, gradient: impl Fn(usize) -> f32) {
         let gradients: Vec<f32> = (0..arena.trainable_len()).map(gradient).collect();
-        arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
         let squares = optimizer.step(arena, 0.1).unwrap();
         optimizer.average(arena, &squares).unwrap();
     }

@@ -217,7 +217,7 @@ mod tests {
                 for step in 0..4 {
                     let gradient = |i: usize| ((i * 7 + step * 13) % 101) as f32 / 50.0 - 1.0;
                     let gradients: Vec<f32> = (0..arena.trainable_len()).map(|i| gradient(i).powi(3)).collect();
-                    arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                    arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                     optimizer.step(&arena, 0.01).unwrap();
                 }
                 let records = optimizer.moments().into_iter().map(|(_, tensor)| tensor.to_u32().unwrap());

@@ -59,11 +59,17 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// With at most so many elements in a buffer, but for a parameter that has more.
+    /// With at most so many elements in a buffer, and if `in_segment` says so in a segment, but for a parameter that has
+    /// more.
     ///
     /// # Errors
     /// If there is nothing to train, or a parameter is f16 that is not frozen.
-    pub fn of(module: &mut dyn Module, group_of: &dyn Fn(&str, &Parameter) -> usize, most: usize) -> Result<Layout> {
+    pub fn of(
+        module: &mut dyn Module,
+        group_of: &dyn Fn(&str, &Parameter) -> usize,
+        most: usize,
+        in_segment: Option<usize>,
+    ) -> Result<Layout> {
         let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
             parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
@@ -100,7 +106,14 @@ impl Layout {
         let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), most), cuts(of(DType::F16), most));
         let buffers = parts_between(&f32_cuts, &(0..f32_len));
         let segments = segments.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
-        let segments = segments.collect();
+        let mut segments: Vec<Segment> = segments.collect();
+        if let Some(most) = in_segment {
+            let trained = || of(DType::F32).filter(|entry| entry.trainable);
+            let in_group = |group: &Segment| cuts(trained().filter(|e| group.range.contains(&e.offset)), most);
+            let parts = |group: &Segment| parts_between(&in_group(group), &group.range);
+            let cut = |group: &Segment| parts(group).iter().filter_map(|part| group.within(part)).collect::<Vec<_>>();
+            segments = segments.iter().flat_map(cut).collect();
+        }
         Ok(Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts, f16_cuts })
     }
 }

@@ -6,6 +6,7 @@ mod arena;
 mod ema;
 mod exchange;
 mod int8;
+mod layerwise;
 mod layout;
 mod loss_scale;
 mod muon;
@@ -19,8 +20,9 @@ pub mod testing;
 mod update;
 mod values;
 
-pub use arena::ParameterArena;
+pub use arena::{ArenaOptions, ParameterArena};
 pub use int8::MomentDtype;
+pub use layerwise::LayerwiseStep;
 pub use layout::{Entry, Segment};
 pub use muon::AdjustLr;
 pub use optimizer::PreparedUpdate;

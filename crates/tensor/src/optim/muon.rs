@@ -12,7 +12,7 @@
 use super::int8::{self, BLOCK, RECORD_WORDS, record_len, table_of};
 use super::layout::{ALIGN, Entry};
 use super::newton_schulz::{self, Buffers};
-use super::optimizer::{Kind, State, Step, bindable, slice};
+use super::optimizer::{Kind, State, Step, bindable};
 use super::update::{Factor, GradientScale};
 use crate::cpu::CHUNK;
 use crate::gpu::{Launch, Limits, Operand, Plan, Value, buffer, param};
@@ -136,7 +136,7 @@ impl Muon {
         let ranges = arena.bindable_ranges(&state.segment.range);
         for range in &ranges {
             let counts = step.counts && range.start == start;
-            let gradient = slice(arena.gradients(), range);
+            let gradient = step.gradients.of(range);
             let kernel = Momentum { momentum, scale: step.scale, counts, is_int8 };
             let mut inputs = vec![&gradient, step.squares];
             inputs.extend(&state.tables);
@@ -149,7 +149,7 @@ impl Muon {
             let before = if is_int8 { (window.start - start) % (64 * BLOCK) } else { 0 };
             let gather = Gather { shape: *shape, momentum: blend, scale: step.scale, before, is_int8 };
             let moments = &state.moments_of(&(window.start - before..window.end))[0];
-            let gradients = slice(arena.gradients(), window);
+            let gradients = step.gradients.of(window);
             let mut inputs = vec![&gradients, moments, step.squares, table];
             inputs.extend(&state.tables);
             run_into(&gather, &inputs, &[&buffers.x])?;

@@ -3,6 +3,7 @@
 use super::arena::ParameterArena;
 use super::ema::Ema;
 use super::int8::{self, BLOCK, MomentDtype, RECORD_BYTES, RECORD_WORDS, record_len};
+use super::layerwise::Layerwise;
 use super::layout::{ALIGN, Entry, Segment};
 use super::loss_scale::LossScale;
 use super::muon::{AdjustLr, Muon, Workspace};
@@ -141,8 +142,10 @@ pub struct Optimizer {
     pub(super) steps: u64,
     /// Where matmuls are of f16.
     pub(super) loss_scale: Option<LossScale>,
+    /// Where parameters are updated while backward runs.
+    pub(super) layerwise: Option<Layerwise>,
     /// Updates that were skipped, (1) of u32.
-    skipped: Tensor,
+    pub(super) skipped: Tensor,
     pub(super) ema: Option<Ema>,
     part: Range<usize>,
     /// Of all parts.
@@ -222,7 +225,9 @@ impl Optimizer {
         let moments = trained.filter_map(segment_of).map(|segment| group_of(segment.group).kind.moments());
         let tensors = moments.sum();
         let (part, trainable_len) = (part.clone(), parameters.trainable_len());
-        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None, part, trainable_len, tensors })
+        let layerwise = parameters.buckets().map(|_| Layerwise::new(&device)).transpose()?;
+        let (steps, ema) = (0, None);
+        Ok(Optimizer { states, scale, steps, loss_scale, layerwise, skipped, ema, part, trainable_len, tensors })
     }
 
     /// The elements of the arenas that it updates.
@@ -287,7 +292,8 @@ impl Optimizer {
     #[doc(hidden)]
     pub fn prepare(&self, parameters: &ParameterArena) -> Result<PreparedUpdate> {
         self.expect_made_for(parameters)?;
-        let sums = sums_of_squares(parameters)?;
+        let gradients = parameters.gradients()?;
+        let sums = sums_of_squares(parameters, &(0..gradients.len()), &Scope { gradients, start: 0 })?;
         let norm = match &self.loss_scale {
             Some(_) => Norm::Scaled { sums, rescaled: LossScale::output(&parameters.device())? },
             None => Norm::Plain(no_grad(|| sums.sum(..))?),
@@ -318,22 +324,32 @@ impl Optimizer {
             (Norm::Scaled { .. }, None) => unreachable!("an optimizer keeps its loss scale"),
         };
         self.steps += 1;
-        for (i, state) in self.states.iter().enumerate() {
-            let step = Step {
-                parameters,
-                squares: &squares,
-                skipped: &self.skipped,
-                scale: self.scale,
-                number: self.steps,
-                learning_rate: learning_rate * state.group.lr_scale,
-                counts: i == 0,
-            };
-            match (&state.muon, &workspace) {
-                (Some(muon), Some(workspace)) => muon.update(state, &step, workspace)?,
-                _ => step.elementwise(state)?,
-            }
+        let scope = Scope { gradients: parameters.gradients()?, start: 0 };
+        for i in 0..self.states.len() {
+            let norm = (&squares, i == 0);
+            self.update_state(i, parameters, scope, norm, (self.steps, learning_rate), workspace.as_ref())?;
         }
         Ok(squares)
+    }
+
+    /// Updates one group: the update number `number`, from 1, by the norm of the gradients. `counts` says whether it
+    /// counts a skipped update.
+    pub(super) fn update_state(
+        &self,
+        i: usize,
+        parameters: &ParameterArena,
+        gradients: Scope,
+        (squares, counts): (&Tensor, bool),
+        (number, learning_rate): (u64, f64),
+        workspace: Option<&Workspace>,
+    ) -> Result<()> {
+        let (state, skipped) = (&self.states[i], &self.skipped);
+        let learning_rate = learning_rate * state.group.lr_scale;
+        let step = Step { parameters, gradients, squares, skipped, scale: self.scale, number, learning_rate, counts };
+        match (&state.muon, workspace) {
+            (Some(muon), Some(workspace)) => muon.update(state, &step, workspace),
+            _ => step.elementwise(state),
+        }
     }
 
     /// Lets the averages, if it keeps any, follow the weights, once all are updated; `squares` is what
@@ -358,7 +374,12 @@ impl Optimizer {
         let is_same = segments.eq(self.states.iter().map(|state| state.segment.clone()));
         let (own, theirs) = (self.skipped.device(), parameters.device());
         let has_length = self.trainable_len == parameters.trainable_len();
-        if is_same && has_length && own.same(&theirs) && self.loss_scale.is_some() == parameters.has_f16() {
+        if is_same
+            && has_length
+            && own.same(&theirs)
+            && self.loss_scale.is_some() == parameters.has_f16()
+            && self.layerwise.is_some() == parameters.buckets().is_some()
+        {
             return Ok(());
         }
         Err(Error::Invalid("the optimizer was made for other parameters".into()))
@@ -400,9 +421,24 @@ impl State {
     }
 }
 
+/// Gradients of the arenas from the element `start` on.
+#[derive(Clone, Copy)]
+pub(super) struct Scope<'a> {
+    pub gradients: &'a Tensor,
+    pub start: usize,
+}
+
+impl Scope<'_> {
+    /// Those of these elements of the arenas.
+    pub fn of(&self, range: &Range<usize>) -> Tensor {
+        slice(self.gradients, &(range.start - self.start..range.end - self.start))
+    }
+}
+
 /// What the updates of all groups in one step have in common, and the learning rate of one of them.
 pub(super) struct Step<'a> {
     pub parameters: &'a ParameterArena,
+    pub gradients: Scope<'a>,
     pub squares: &'a Tensor,
     pub skipped: &'a Tensor,
     pub scale: GradientScale,
@@ -419,7 +455,7 @@ impl Step<'_> {
         for range in self.parameters.bindable_ranges(&state.segment.range) {
             let kernel = self.kernel(state, &range);
             let in_arena = |arena: &Tensor| slice(arena, &range);
-            let (gradient, value) = (in_arena(self.parameters.gradients()), self.parameters.value(&range)?);
+            let (gradient, value) = (self.gradients.of(&range), self.parameters.value(&range)?);
             let moments = state.moments_of(&range);
             let half = self.parameters.halves.as_ref().map(in_arena);
             let mut outputs = vec![&value];
@@ -467,15 +503,14 @@ impl Step<'_> {
     }
 }
 
-/// Sums that add up to that of the squares of all elements.
-fn sums_of_squares(parameters: &ParameterArena) -> Result<Tensor> {
-    let gradients = parameters.gradients();
-    let ranges = parameters.bindable_ranges(&(0..gradients.len()));
+/// Sums that add up to that of the squares of the gradients of these elements.
+pub(super) fn sums_of_squares(parameters: &ParameterArena, of: &Range<usize>, gradients: &Scope) -> Result<Tensor> {
+    let ranges = parameters.bindable_ranges(of);
     let parts = SumsOfSquares::PARTS;
     let spec = Spec::new([parts * ranges.len()], DType::F32);
-    let sums = Tensor::empty(spec, &gradients.device(), MemoryKind::Scratch)?;
+    let sums = Tensor::empty(spec, &parameters.device(), MemoryKind::Scratch)?;
     for (i, range) in ranges.iter().enumerate() {
-        run_into(&SumsOfSquares, &[&slice(gradients, range)], &[&slice(&sums, &(i * parts..(i + 1) * parts))])?;
+        run_into(&SumsOfSquares, &[&gradients.of(range)], &[&slice(&sums, &(i * parts..(i + 1) * parts))])?;
     }
     Ok(sums)
 }

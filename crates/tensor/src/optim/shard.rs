@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::Device;
     use crate::optim::testing::{ADAMW, DTYPES, KINDS, Net};
-    use crate::optim::{Moment, Moments, Optimizer, SavedMoments};
+    use crate::optim::{ArenaOptions, Moment, Moments, Optimizer, SavedMoments};
     use crate::tensor::Bytes;
 
     fn group_of(kind: Kind) -> impl Fn(usize) -> Group {
@@ -131,7 +131,7 @@ mod tests {
                         gradients[i] = ((i * 7 + step * 13) % 11) as f32 - 5.0;
                     }
                     for arena in [&whole_arena, &arena] {
-                        arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                     }
                     whole.step(&whole_arena, 0.1).unwrap();
                     parts.iter_mut().for_each(|part| drop(part.step(&arena, 0.1).unwrap()));
@@ -175,7 +175,9 @@ mod tests {
         let of_rank = |rank| {
             let division = Division { rank, ranks, group_of: &group, is_divided: &|name| names.contains(&name) };
             let mut net = Net::new(1);
-            let arena = ParameterArena::divided(&mut net, device, DType::F16, &number_of, Some(&division)).unwrap();
+            let (operands, division) = (DType::F16, Some(&division));
+            let options = ArenaOptions { operands, group_of: &number_of, division, layerwise: false };
+            let arena = ParameterArena::with_options(&mut net, device, options).unwrap();
             let part = shards(&arena, &group, ranks).swap_remove(rank);
             let optimizer = Optimizer::of_part(&arena, &group, 1.0, &part).unwrap();
             Rank { net, arena, optimizer }
@@ -215,7 +217,7 @@ mod tests {
                         gradients[i] = ((i * 7 + step * 13) % 11) as f32 - 5.0;
                     }
                     for Rank { arena, optimizer, .. } in ranks.iter_mut().chain([&mut whole]) {
-                        arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                         optimizer.step(arena, 0.1).unwrap();
                     }
                     exchange(&ranks);

@@ -8,6 +8,7 @@
 //! together `outer_momentum.<parameter>`.
 
 use super::int8::{self, BLOCK, MomentDtype, RECORD_BYTES};
+use super::layerwise::Layerwise;
 use super::optimizer::State;
 use super::{Entry, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
@@ -32,17 +33,19 @@ const OF_RULES: [&str; 5] = ["exp_avg", "exp_avg_sq", "momentum_buffer", "square
 const INT8: &str = "int8_moments";
 /// The state of the loss scale in mixed precision: three f32 that belong to no parameter.
 const LOSS_SCALE: &str = "loss_scale";
+/// What layerwise updates clip by: one f32, the sum of the squared gradients of the step before.
+const SQUARED_NORM: &str = "squared_norm";
 const TRAINED: &str = "trained";
 const OUTER_MOMENTUM: &str = "outer_momentum";
 
 impl Moment {
     /// The moment of this name, if there is such a one.
     pub fn named(name: &str, range: Range<usize>, rank: usize) -> Option<Moment> {
-        OF_RULES.into_iter().chain([INT8, LOSS_SCALE, TRAINED]).find(|known| *known == name).map(|name| Moment {
-            name,
-            range,
-            rank,
-        })
+        OF_RULES
+            .into_iter()
+            .chain([INT8, LOSS_SCALE, SQUARED_NORM, TRAINED])
+            .find(|known| *known == name)
+            .map(|name| Moment { name, range, rank })
     }
 
     fn new(name: &'static str, range: Range<usize>) -> Moment {
@@ -63,8 +66,9 @@ impl Moment {
         Moment::new(OUTER_MOMENTUM, 0..parameters.trainable_len())
     }
 
-    pub fn is_loss_scale(&self) -> bool {
-        self.name == LOSS_SCALE
+    /// Whether it is of no parameter.
+    pub fn is_global(&self) -> bool {
+        [LOSS_SCALE, SQUARED_NORM].contains(&self.name)
     }
 
     /// "exp_avg", "rank3.exp_avg"
@@ -112,7 +116,7 @@ pub struct SavedMoments<'a> {
 }
 
 impl Optimizer {
-    /// All that it remembers; with a scale of the loss, that too.
+    /// All that it remembers; with a scale of the loss, that too, and with layerwise updates the norm of the last step.
     pub fn moments(&self) -> Vec<(Moment, &Tensor)> {
         let mut moments = Vec::new();
         for state in &self.states {
@@ -124,6 +128,8 @@ impl Optimizer {
             moments.extend(named.map(|(name, tensor)| (Moment::new(name, state.segment.range.clone()), tensor)));
         }
         moments.extend(self.loss_scale().map(|scale| (Moment::new(LOSS_SCALE, 0..0), scale)));
+        let layerwise = self.layerwise.as_ref();
+        moments.extend(layerwise.map(|layerwise| (Moment::new(SQUARED_NORM, 0..0), &layerwise.previous)));
         moments
     }
 
@@ -150,6 +156,9 @@ impl Optimizer {
         if let Some(scale) = self.loss_scale() {
             // Means of powers of two would be none.
             scale.write_bytes(saved.loss_scale(&Moment { rank: sources.start, ..Moment::new(LOSS_SCALE, 0..0) })?)?;
+        }
+        if let Some(Layerwise { previous }) = &self.layerwise {
+            previous.write_bytes(saved.squared_norm()?)?;
         }
         let entries = &parameters.entries;
         for state in &self.states {
@@ -206,9 +215,10 @@ impl<'a> SavedMoments<'a> {
         }
     }
 
-    /// Checks that it has as many moments of each rank as one has; the weights beside averages do not count.
+    /// Checks that it has as many moments of each rank as one has; the weights beside averages do not count, nor does
+    /// what only layerwise updates have.
     fn check_count(&self, of_rank: usize) -> Result<()> {
-        let ignored = |name: &&str| name.starts_with(TRAINED) || name.starts_with(OUTER_MOMENTUM);
+        let ignored = |name: &&str| [TRAINED, OUTER_MOMENTUM, SQUARED_NORM].iter().any(|other| name.starts_with(other));
         // In one tensor there are all moments of 8 bits of a parameter.
         let moments = |name: &str| match self.file.tensor(name) {
             Ok(view) if view.dtype() == Dtype::U8 => view.shape().get(1).copied().unwrap_or(1),
@@ -233,6 +243,18 @@ impl<'a> SavedMoments<'a> {
             return Err(self.wrong(format!("{name} is {numbers:?}: no scale of a loss")));
         }
         Ok(bytes)
+    }
+
+    /// What layerwise updates clip the next step by; zero, which bounds nothing, if the step before was none of them.
+    fn squared_norm(&self) -> Result<&'_ [u8]> {
+        if !self.file.names().contains(&SQUARED_NORM) {
+            return Ok(&[0; 4]);
+        }
+        let bytes = self.floats(SQUARED_NORM, &[1])?;
+        match bytemuck::pod_read_unaligned::<f32>(bytes) {
+            norm if norm.is_finite() && norm >= 0.0 => Ok(bytes),
+            norm => Err(self.wrong(format!("{SQUARED_NORM} is {norm}: not the square of a norm"))),
+        }
     }
 
     /// Writes the moments of a group of parameters: those of one rank as they are, of several their mean.
@@ -343,7 +365,7 @@ impl Moments {
     pub fn joined(mut self) -> Moments {
         let is_next = |(a, bytes): &(Moment, Bytes), (b, others): &(Moment, Bytes)| {
             let records_are_alike = a.record(bytes.len()) == b.record(others.len());
-            (a.rank, a.name, a.range.end) == (b.rank, b.name, b.range.start) && records_are_alike && !a.is_loss_scale()
+            (a.rank, a.name, a.range.end) == (b.rank, b.name, b.range.start) && records_are_alike && !a.is_global()
         };
         self.tensors.sort_by_key(|(moment, _)| (moment.rank, moment.name, moment.range.start));
         let joined = self.tensors.chunk_by(is_next).map(|parts| {
@@ -370,7 +392,7 @@ impl Moments {
     pub fn views(&self) -> Result<Vec<(String, TensorView<'_>)>> {
         let mut views = Vec::new();
         for (moment, bytes) in &self.tensors {
-            if moment.is_loss_scale() {
+            if moment.is_global() {
                 let view = TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes);
                 views.push((moment.full_name(), view.expect("whole numbers of four bytes")));
                 continue;
@@ -432,7 +454,7 @@ mod tests {
         for i in parameters.entries.iter().flat_map(Entry::range) {
             values[i] = ((i * 7 + number * 13) % 11) as f32 - 5.0;
         }
-        parameters.gradients().write_bytes(bytemuck::cast_slice(&values)).unwrap();
+        parameters.gradients().unwrap().write_bytes(bytemuck::cast_slice(&values)).unwrap();
         optimizer.step(parameters, 0.1).unwrap();
     }
 
@@ -503,7 +525,7 @@ mod tests {
                 for (count, bad) in [f32::NAN, f32::NEG_INFINITY, 1e30].into_iter().enumerate() {
                     let mut gradients = vec![0.5; parameters.trainable_len()];
                     gradients[7] = bad;
-                    parameters.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                    parameters.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                     optimizer.step(&parameters, 0.1).unwrap();
                     assert!(
                         state(&optimizer) == (values.clone(), moments.clone(), vec![count as u32 + 1]),

@@ -453,7 +453,7 @@ mod tests {
             let before = arena.values().to_f32().unwrap();
             let gradient: Vec<f32> = (0..arena.trainable_len()).map(|i| if i % 3 == 0 { 0.5 } else { 0.0 }).collect();
             for _ in 0..3 {
-                arena.gradients().write_bytes(bytemuck::cast_slice(&gradient)).unwrap();
+                arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradient)).unwrap();
                 optimizer.step(&arena, 0.1).unwrap();
             }
             let after = arena.values().to_f32().unwrap();

@@ -1,7 +1,7 @@
 //! An attempt at a step, which ends exactly once: by `commit`, by `abort`, or by an abort when it is dropped.
 
 use super::{GradientSync, Losses, Training, empty};
-use crate::optim::{Optimizer, ParameterArena, PreparedUpdate};
+use crate::optim::{LayerwiseStep, Optimizer, ParameterArena, PreparedUpdate};
 use crate::{DType, Error, Result, Tensor};
 
 /// An attempt at a step, from its first gradient to the vote.
@@ -14,16 +14,25 @@ pub(super) struct Attempt<'a> {
     loss: Option<Tensor>,
     /// Whether the synchronization has begun and not ended.
     is_open: bool,
+    /// Where parameters are updated while backward runs.
+    layerwise: Option<LayerwiseStep>,
 }
 
 impl<'a> Attempt<'a> {
     pub fn new(Training { parameters, optimizer, sync }: Training<'a>) -> Attempt<'a> {
-        Attempt { parameters, optimizer, sync, loss: None, is_open: false }
+        Attempt { parameters, optimizer, sync, loss: None, is_open: false, layerwise: None }
     }
 
-    /// Marks the gradients as stale and starts the synchronization.
-    pub fn begin(&mut self, ids: &[&[u32]]) -> Result<()> {
+    /// Marks the gradients as stale and starts the synchronization, of a step of `count` micro-batches.
+    pub fn begin(&mut self, ids: &[&[u32]], count: usize, learning_rate: f64) -> Result<()> {
         self.parameters.zero_gradients();
+        if self.optimizer.is_layerwise() && self.sync.updates() {
+            if count > 1 {
+                let what = "layerwise updates need the gradients of a step in one pass";
+                return Err(Error::Invalid(format!("{what}; this step has {count} micro-batches")));
+            }
+            self.layerwise = Some(self.optimizer.begin_layerwise(self.parameters, learning_rate)?);
+        }
         self.is_open = true;
         self.sync.begin(ids)
     }
@@ -50,7 +59,9 @@ impl<'a> Attempt<'a> {
 
     /// Accumulates the gradients and the loss of a micro-batch.
     pub fn backward(&mut self, loss: &Tensor, seed: Option<&Tensor>, is_last: bool) -> Result<()> {
-        let mut backward = || seed.map_or_else(|| loss.backward(), |seed| loss.backward_with(seed));
+        let (optimizer, parameters, layerwise) = (&*self.optimizer, self.parameters, &mut self.layerwise);
+        let mut update = || layerwise.as_mut().map_or(Ok(()), |step| optimizer.update_complete(parameters, step));
+        let mut backward = || loss.backward_each(seed, &mut update);
         if is_last {
             self.sync.last_backward(self.parameters, &mut backward)?
         } else {
@@ -72,20 +83,28 @@ impl<'a> Attempt<'a> {
         Ok(loss)
     }
 
-    /// Allocates the memory of the update and computes the gradient norm.
-    pub fn prepare(&self) -> Result<PreparedUpdate> {
-        self.optimizer.prepare(self.parameters)
+    /// Allocates the memory of the update and computes the gradient norm; with layerwise updates, makes those that
+    /// backward has left.
+    pub fn prepare(&mut self) -> Result<Option<PreparedUpdate>> {
+        match &mut self.layerwise {
+            Some(step) => self.optimizer.update_rest(self.parameters, step).map(|()| None),
+            None => self.optimizer.prepare(self.parameters).map(Some),
+        }
     }
 
     /// Updates the parameters if every rank votes for it; returns the sum of the squared gradients, or `None` if
     /// another rank aborts it.
-    pub fn commit(mut self, prepared: PreparedUpdate, learning_rate: f64) -> Result<Option<Tensor>> {
+    pub fn commit(mut self, prepared: Option<PreparedUpdate>, learning_rate: f64) -> Result<Option<Tensor>> {
         // Whatever the vote says, it ends what the ranks have to do together.
         self.is_open = false;
         if !self.sync.vote()? {
             return Ok(None);
         }
-        let squares = self.optimizer.apply(self.parameters, learning_rate, prepared)?;
+        let squares = match (self.layerwise.take(), prepared) {
+            (Some(step), _) => self.optimizer.finish_layerwise(step)?,
+            (None, Some(prepared)) => self.optimizer.apply(self.parameters, learning_rate, prepared)?,
+            (None, None) => unreachable!("`prepare` prepares an update or ends a layerwise one"),
+        };
         self.sync.gather(self.parameters, self.optimizer)?;
         self.optimizer.average(self.parameters, &squares)?;
         Ok(Some(squares))
@@ -97,7 +116,11 @@ impl<'a> Attempt<'a> {
         match &error {
             // There is nobody to drain with.
             Error::Communication(_) | Error::DeviceLost(_) => self.is_open = false,
-            Error::OutOfMemory { .. } => return self.close().err().unwrap_or(error),
+            Error::OutOfMemory { .. } => {
+                let is_begun = self.layerwise.take().is_some_and(|step| step.has_updated());
+                let error = if is_begun { half_updated(&error) } else { error };
+                return self.close().err().unwrap_or(error);
+            }
             _ => drop(self.close()),
         }
         error
@@ -106,6 +129,12 @@ impl<'a> Attempt<'a> {
     fn close(&mut self) -> Result<()> {
         if std::mem::take(&mut self.is_open) { self.sync.abort() } else { Ok(()) }
     }
+}
+
+/// The error of a layerwise step that has updated some parameters and cannot be retried.
+fn half_updated(error: &Error) -> Error {
+    let what = "a layerwise update cannot be undone: resume from the last checkpoint with less memory";
+    Error::Invalid(format!("{error}\n{what}, such as a smaller train.batch_size"))
 }
 
 impl Drop for Attempt<'_> {

@@ -16,6 +16,10 @@
 //! other ranks are drained, and parameters, moments, averages and the loss scale are unchanged. An attempt borrows the
 //! synchronization, so attempts cannot overlap.
 //!
+//! Layerwise updates ([`Optimizer::is_layerwise`]) are the exception: backward updates a part of the parameters as soon
+//! as their gradients are complete, so that these need the memory of a part only. A step that fails after the first
+//! cannot be retried. There is one device and one micro-batch.
+//!
 //! The caller does the pacing ([`Device::begin_step`](crate::Device::begin_step), `end_step`), because it may have
 //! reads to record first.
 
@@ -74,7 +78,7 @@ pub fn step<B>(
     learning_rate: f64,
 ) -> Result<Outcome> {
     let (mut attempt, count) = (Attempt::new(training), micro_batches.len());
-    let ready = attempt.begin(ids).and_then(|()| {
+    let ready = attempt.begin(ids, count, learning_rate).and_then(|()| {
         for (i, micro_batch) in micro_batches.enumerate() {
             let loss = loss(micro_batch, attempt.loss_scale())?;
             let seed = attempt.seed(&loss, losses, count)?;
@@ -119,7 +123,7 @@ pub fn step_alone<B>(
 /// If the optimizer was made for other parameters, the device runs out of memory, or the driver reported an error.
 pub fn apply_gradients(parameters: &ParameterArena, optimizer: &mut Optimizer, learning_rate: f64) -> Result<Tensor> {
     let mut sync = SingleDevice;
-    let attempt = Attempt::new(Training { parameters, optimizer, sync: &mut sync });
+    let mut attempt = Attempt::new(Training { parameters, optimizer, sync: &mut sync });
     match attempt.prepare() {
         Ok(prepared) => {
             let squares = attempt.commit(prepared, learning_rate)?;

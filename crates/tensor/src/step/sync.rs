@@ -12,6 +12,11 @@ use crate::{Result, Tensor};
 ///   +-----------+---------------+-> abort
 /// ```
 pub trait GradientSync {
+    /// Whether steps end with an update.
+    fn updates(&self) -> bool {
+        true
+    }
+
     /// Begins an attempt; `ids` are the tokens of the batches of all devices, if the step reads tokens.
     ///
     /// # Errors
@@ -88,6 +93,10 @@ pub struct Rehearsal {
 }
 
 impl GradientSync for Rehearsal {
+    fn updates(&self) -> bool {
+        false
+    }
+
     fn begin(&mut self, _: &[&[u32]]) -> Result<()> {
         Ok(())
     }

@@ -137,7 +137,7 @@ fn an_attempt_that_is_dropped_is_aborted_once() {
     let (parameters, mut optimizer) = (trained.parameters.unwrap(), trained.optimizer.unwrap());
     let mut sync = Counted::default();
     let mut attempt = Attempt::new(Training { parameters: &parameters, optimizer: &mut optimizer, sync: &mut sync });
-    attempt.begin(&[]).unwrap();
+    attempt.begin(&[], 1, 0.1).unwrap();
     drop(attempt);
     assert_eq!((sync.begun, sync.ended), (1, 1));
 }

@@ -114,6 +114,25 @@ struct Record {
     op: Box<dyn Op>,
     saved: Saved,
     edges: Vec<Edge>,
+    /// What counts its uses of leaves.
+    _leaves: Leaves,
+}
+
+/// The gradients of the leaves that a node has as inputs, which know of it as long as it is on the tape.
+struct Leaves(Vec<Gradient>);
+
+impl Leaves {
+    fn of(edges: &[Edge]) -> Leaves {
+        let leaves =
+            edges.iter().filter_map(|edge| if let Edge::Leaf(gradient) = edge { Some(gradient) } else { None });
+        Leaves(leaves.filter(|gradient| gradient.counts_uses()).cloned().inspect(Gradient::count_use).collect())
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Gradient::end_use);
+    }
 }
 
 /// Runs an op on tensors of one device, and records it on the tape if an input needs a gradient: one tensor for each
@@ -146,10 +165,11 @@ pub(super) fn record_node(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tens
     };
     let saved =
         Saved { inputs: keep(inputs, saves.inputs), outputs: keep(&outputs.iter().collect::<Vec<_>>(), saves.outputs) };
-    let edges = inputs.iter().map(|t| t.edge().clone()).collect();
+    let edges: Vec<Edge> = inputs.iter().map(|t| t.edge().clone()).collect();
+    let leaves = Leaves::of(&edges);
     static NEXT_ID: AtomicU64 = AtomicU64::new(0);
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    let record = Mutex::new(Some(Record { op, saved, edges }));
+    let record = Mutex::new(Some(Record { op, saved, edges, _leaves: leaves }));
     let node = Arc::new(Node { id, outputs: outputs.len(), record });
     outputs
         .into_iter()
@@ -327,9 +347,14 @@ fn slot<'a>(pending: &'a mut PendingGrads, node: &Arc<Node>, output: usize) -> &
 }
 
 /// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from; `seed` may be known to be
-/// `ones`.
+/// `ones`. `after_each` runs after every node.
 #[doc(hidden)]
-pub fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<()> {
+pub fn backward_from(
+    root: &Tensor,
+    seed: Tensor,
+    ones: bool,
+    after_each: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
     let Edge::Node(node, output) = root.edge() else {
         return Err(Error::Autograd("this tensor was not computed from anything that needs a gradient".into()));
     };
@@ -344,6 +369,8 @@ pub fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<()> {
         let mut grads = Grads { edges: &record.edges, pending: &mut pending, unit_seed: ones && id == root };
         let backward = || record.op.backward(&record.saved, &grad_output, &mut grads);
         no_grad(backward)?;
+        drop((record, grad_output));
+        after_each()?;
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Where the gradient of a leaf collects.
 
 use super::accumulate::AddInto;
-use super::{DType, Kernel, Tensor, run_as, run_into};
+use super::gradient_bucket::GradientBucket;
+use super::{DType, Kernel, Shape, Tensor, run_as, run_into};
 use crate::Result;
 use crate::profile::MemoryKind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +12,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// someone reads it, and the next gradient replaces what is there.
 #[derive(Clone)]
 pub struct Gradient {
-    memory: Tensor,
-    /// Whether the memory stands for zeros whatever it holds.
-    stale: Arc<AtomicBool>,
+    memory: Memory,
     /// Where what reads single rows of a table collects their gradients instead, if it does.
     sparse: Arc<Mutex<Option<SparseGradient>>>,
+}
+
+#[derive(Clone)]
+enum Memory {
+    /// Its own, and whether it stands for zeros whatever it holds.
+    Held { memory: Tensor, stale: Arc<AtomicBool> },
+    /// That of a bucket while backward needs it.
+    Bucket { bucket: Arc<GradientBucket>, member: usize, start: usize, shape: Shape },
 }
 
 /// Gradients of some rows of a table, apart from the gradient of the whole: as many as are read in a step. Clones share
@@ -64,18 +71,27 @@ impl SparseGradient {
 impl Gradient {
     /// One that begins with the values of this tensor, and has its memory.
     pub fn new(memory: Tensor) -> Gradient {
-        Gradient { memory, stale: Arc::default(), sparse: Arc::default() }
+        Gradient { memory: Memory::Held { memory, stale: Arc::default() }, sparse: Arc::default() }
+    }
+
+    /// One that lies in a bucket, from this element on, and is used up in backward: [`Gradient::sum`] has none.
+    pub(crate) fn in_bucket(bucket: &Arc<GradientBucket>, start: usize, shape: Shape) -> Gradient {
+        let member = bucket.add_member(start, shape.elements());
+        Gradient { memory: Memory::Bucket { bucket: bucket.clone(), member, start, shape }, sparse: Arc::default() }
     }
 
     /// Whether it is the same sum as another.
     #[doc(hidden)]
     pub fn is(&self, other: &Gradient) -> bool {
-        Arc::ptr_eq(&self.stale, &other.stale)
+        Arc::ptr_eq(&self.sparse, &other.sparse)
     }
 
-    /// The memory that it collects in, which may be stale.
-    pub fn memory(&self) -> &Tensor {
-        &self.memory
+    /// The shape of the leaf.
+    pub(crate) fn shape(&self) -> &Shape {
+        match &self.memory {
+            Memory::Held { memory, .. } => memory.shape(),
+            Memory::Bucket { shape, .. } => shape,
+        }
     }
 
     /// From here on gradients of single rows of this table collect there; with `None` here again.
@@ -91,28 +107,82 @@ impl Gradient {
 
     /// Makes it all zeros, without writing them yet.
     pub fn zero_lazily(&self) {
-        self.stale.store(true, Ordering::Relaxed);
+        self.set_stale(true);
     }
 
-    /// Writes the zeros of one that is stale.
+    /// Writes the zeros of one that is stale and has memory of its own.
     pub fn materialize(&self) {
-        if self.stale.swap(false, Ordering::Relaxed) {
-            self.memory.fill_zero();
+        if let Memory::Held { memory, stale } = &self.memory
+            && stale.swap(false, Ordering::Relaxed)
+        {
+            memory.fill_zero();
         }
     }
 
-    /// What has come together.
-    pub fn sum(&self) -> &Tensor {
+    /// What has come together; `None` of one that backward uses up.
+    pub fn sum(&self) -> Option<&Tensor> {
         self.materialize();
-        &self.memory
+        match &self.memory {
+            Memory::Held { memory, .. } => Some(memory),
+            Memory::Bucket { .. } => None,
+        }
     }
 
     pub(super) fn dtype(&self) -> DType {
-        self.memory.dtype()
+        match &self.memory {
+            Memory::Held { memory, .. } => memory.dtype(),
+            Memory::Bucket { .. } => DType::F32,
+        }
+    }
+
+    /// Whether it has to know which nodes its leaf is an input of.
+    pub(super) fn counts_uses(&self) -> bool {
+        matches!(self.memory, Memory::Bucket { .. })
+    }
+
+    /// Counts a node that its leaf is an input of.
+    pub(super) fn count_use(&self) {
+        if let Memory::Bucket { bucket, member, .. } = &self.memory {
+            bucket.count_use(*member);
+        }
+    }
+
+    /// The end of such a node.
+    pub(super) fn end_use(&self) {
+        if let Memory::Bucket { bucket, member, .. } = &self.memory {
+            bucket.end_use(*member);
+        }
+    }
+
+    fn is_stale(&self) -> bool {
+        match &self.memory {
+            Memory::Held { stale, .. } => stale.load(Ordering::Relaxed),
+            Memory::Bucket { bucket, member, .. } => !bucket.is_written(*member),
+        }
+    }
+
+    fn set_stale(&self, stale: bool) {
+        match &self.memory {
+            Memory::Held { stale: is_stale, .. } => is_stale.store(stale, Ordering::Relaxed),
+            Memory::Bucket { bucket, member, .. } => bucket.set_written(*member, !stale),
+        }
+    }
+
+    /// Its memory, which may be stale; that of a bucket is allocated if there is none.
+    fn memory(&self) -> Result<Tensor> {
+        match &self.memory {
+            Memory::Held { memory, .. } => Ok(memory.clone()),
+            Memory::Bucket { bucket, start, shape, .. } => Ok(bucket.memory()?.slice_flat(*start, shape.clone())),
+        }
     }
 
     pub(super) fn add(&self, gradient: &Tensor) -> Result<()> {
-        run_into(&AddInto { into: self.dtype() }, &[gradient], &[self.sum()])
+        let memory = self.memory()?;
+        if self.is_stale() {
+            self.set_stale(false);
+            memory.fill_zero();
+        }
+        run_into(&AddInto { into: self.dtype() }, &[gradient], &[&memory])
     }
 
     /// Adds the outputs of a kernel to these: `kernel(true)` must add to what they hold, `kernel(false)` must overwrite
@@ -122,15 +192,16 @@ impl Gradient {
         inputs: &[&Tensor],
         kernel: impl Fn(bool) -> K,
     ) -> Result<()> {
-        let (stale, memory): (Vec<bool>, Vec<&Tensor>) =
-            gradients.iter().map(|gradient| (gradient.stale.load(Ordering::Relaxed), &gradient.memory)).unzip();
-        if stale.contains(&false) {
-            gradients.iter().for_each(|gradient| gradient.materialize());
-            return run_into(&kernel(true), inputs, &memory);
-        }
-        let set_stale = |stale| gradients.iter().for_each(|gradient| gradient.stale.store(stale, Ordering::Relaxed));
+        let memory = gradients.iter().map(|gradient| gradient.memory()).collect::<Result<Vec<Tensor>>>()?;
+        let memory: Vec<&Tensor> = memory.iter().collect();
+        let stale: Vec<bool> = gradients.iter().map(|gradient| gradient.is_stale()).collect();
+        let set_stale = |stale| gradients.iter().for_each(|gradient| gradient.set_stale(stale));
         // Before it runs: a hook that sees the kernel may look at the gradients.
         set_stale(false);
+        if stale.contains(&false) {
+            stale.iter().zip(&memory).filter(|(stale, _)| **stale).for_each(|(_, memory)| memory.fill_zero());
+            return run_into(&kernel(true), inputs, &memory);
+        }
         run_into(&kernel(false), inputs, &memory).inspect_err(|_| set_stale(true))
     }
 }

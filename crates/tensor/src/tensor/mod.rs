@@ -8,6 +8,7 @@ mod devices;
 mod dry_run;
 mod fill;
 mod gradient;
+mod gradient_bucket;
 mod kernel;
 mod readback;
 mod recompute;
@@ -30,6 +31,7 @@ pub use dry_run::DryRun;
 pub use dry_run::DryRun;
 pub use gradient::Gradient;
 pub use gradient::SparseGradient;
+pub(crate) use gradient_bucket::GradientBucket;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
 pub use readback::{Bytes, Readback};
@@ -206,10 +208,11 @@ impl Tensor {
         Tensor::from_parts(self.spec().clone(), self.0.storage.clone(), Edge::Leaf(gradient))
     }
 
-    /// The gradient collected so far, of a leaf made by [`Tensor::requires_grad`] or of a parameter.
+    /// The gradient collected so far, of a leaf made by [`Tensor::requires_grad`] or of a parameter; none of parameters
+    /// that are updated while backward runs.
     pub fn grad(&self) -> Option<&Tensor> {
         match &self.0.edge {
-            Edge::Leaf(gradient) => Some(gradient.sum()),
+            Edge::Leaf(gradient) => gradient.sum(),
             _ => None,
         }
     }
@@ -233,11 +236,26 @@ impl Tensor {
     /// # Errors
     /// If this is not a scalar, was not computed from a leaf, or was differentiated before.
     pub fn backward(&self) -> Result<()> {
+        self.backward_each(None, &mut || Ok(()))
+    }
+
+    /// [`Tensor::backward`], or with a gradient [`Tensor::backward_with`], which calls `after_each` whenever the
+    /// gradients of one more op are computed.
+    #[doc(hidden)]
+    pub fn backward_each(&self, seed: Option<&Tensor>, after_each: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        if let Some(seed) = seed {
+            common_device("backward", &[self, seed])?;
+            if seed.spec() != self.spec() {
+                let (expected, got) = (self.spec().to_string(), seed.spec().to_string());
+                return Err(Error::Shape { op: "backward", expected, got });
+            }
+            return backward_from(self, seed.clone(), false, after_each);
+        }
         if self.len() != 1 {
             return Err(Error::Autograd(format!("only a scalar can be differentiated, this is {}", self.spec())));
         }
         let seed = Tensor::full(1.0, self.shape().clone(), &self.device())?;
-        backward_from(self, seed, true)
+        backward_from(self, seed, true, after_each)
     }
 
     /// [`Tensor::backward`] for a tensor of any shape, given the gradient of the loss with respect to it.
@@ -245,12 +263,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::backward`], or if the shapes, types or devices differ.
     pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
-        common_device("backward", &[self, gradient])?;
-        if gradient.spec() != self.spec() {
-            let (expected, got) = (self.spec().to_string(), gradient.spec().to_string());
-            return Err(Error::Shape { op: "backward", expected, got });
-        }
-        backward_from(self, gradient.clone(), false)
+        self.backward_each(Some(gradient), &mut || Ok(()))
     }
 
     /// Whether two handles are of one tensor.

@@ -48,7 +48,7 @@ pub(super) fn receive(comm: &Background, are_parts: bool) -> Result<Vec<(Moment,
             (own, rest) = rest.split_at_checked(bytes).ok_or_else(wrong)?;
             let owner = if are_parts { 0 } else { rank };
             let moment = Moment::named(&name, range, owner).ok_or_else(wrong)?;
-            if !(are_parts && moment.is_loss_scale()) {
+            if !(are_parts && moment.is_global()) {
                 moments.push((moment, Bytes::owned(own.to_vec())));
             }
         }

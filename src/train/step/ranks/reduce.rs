@@ -134,10 +134,10 @@ impl DataParallel {
     }
 
     /// Cuts the arena into buckets, once.
-    fn prepare(&self, parameters: &ParameterArena) {
+    fn prepare(&self, parameters: &ParameterArena) -> Result<()> {
         let mut state = self.state.borrow_mut();
         if state.buckets.is_empty() {
-            let arena = parameters.gradients();
+            let arena = parameters.gradients()?;
             let whole = || std::iter::once(0..arena.len()).collect();
             let parts = self.rows.as_ref().map_or_else(whole, |rows| rows.others(arena.len()));
             let buckets = parts.iter().flat_map(|part| parameters.in_buffers(part, EXCHANGED));
@@ -145,6 +145,7 @@ impl DataParallel {
         }
         let count = state.buckets.len();
         (state.written, state.last, state.kernels) = (vec![0; count], vec![0; count], 0);
+        Ok(())
     }
 
     /// After the first backward pass: takes the order in which rank 0 completed its buckets. False, and no order, if
@@ -255,7 +256,7 @@ impl GradientSync for DataParallel {
     }
 
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.prepare(parameters);
+        self.prepare(parameters)?;
         let (state, order, writer) = (self.state.clone(), self.order.clone(), self.writer.clone());
         let look = move |_, _: &[&Tensor], outputs: &[&Tensor]| {
             state.borrow_mut().look(order.as_deref(), outputs, &writer);
@@ -275,7 +276,7 @@ impl GradientSync for DataParallel {
             return Ok(None);
         }
         // What got no gradient is zero.
-        parameters.gradients();
+        parameters.gradients()?;
         let order = self.order.as_deref().expect("agreed");
         let mut state = self.state.borrow_mut();
         if state.expected.is_none() {

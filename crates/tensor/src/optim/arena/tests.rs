@@ -27,7 +27,7 @@ fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
         let ids = Tensor::from_u32(&[3; 34], [34], &device).unwrap();
         let backward = || model.loss(&ids, None).unwrap().backward().unwrap();
         backward();
-        let once = parameters.gradients().to_f32().unwrap();
+        let once = parameters.gradients().unwrap().to_f32().unwrap();
         assert!(once.iter().any(|g| *g != 0.0));
         parameters.zero_gradients();
         for entry in &parameters.entries {
@@ -35,7 +35,7 @@ fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
         }
         parameters.zero_gradients();
         backward();
-        assert_eq!(parameters.gradients().to_f32().unwrap(), once, "{device}");
+        assert_eq!(parameters.gradients().unwrap().to_f32().unwrap(), once, "{device}");
         // No gradient at all: nothing changes.
         parameters.zero_gradients();
         let before = parameters.values().to_f32().unwrap();
@@ -64,7 +64,7 @@ fn parameters_in_several_buffers_are_updated_averaged_and_saved_as_in_one() {
                         let gradient = |i: usize| ((i * 7 + number * 13) % 11) as f32 * 1e-4 - 5e-4;
                         let mut gradients = vec![0.0; arena.trainable_len()];
                         arena.entries.iter().flat_map(Entry::range).for_each(|i| gradients[i] = gradient(i));
-                        arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                         let squares = optimizer.step(&arena, 0.1).unwrap();
                         optimizer.average(&arena, &squares).unwrap();
                     }
@@ -80,7 +80,7 @@ fn parameters_in_several_buffers_are_updated_averaged_and_saved_as_in_one() {
                     arena.zero_gradients();
                     let ids = Tensor::from_u32(&[3, 64, 0, 17], [4], &device).unwrap();
                     net.loss(&ids, None).unwrap().backward().unwrap();
-                    let gradients = arena.gradients().to_f32().unwrap();
+                    let gradients = arena.gradients().unwrap().to_f32().unwrap();
                     (arena.cuts.len(), [weights, averages, halves, gradients], saved)
                 })
             };

@@ -106,7 +106,7 @@ fn an_update_is_orthogonal_and_as_long_as_one_of_adamw() {
         let (arena, mut muon) = by_muon(&mut layer, &device, DType::F32);
         let before = arena.values().to_f32().unwrap();
         let gradient: Vec<f32> = (0..24 * 24).map(|i| ((i * i) as f32 * 0.37).sin()).collect();
-        arena.gradients().write_bytes(bytemuck::cast_slice(&[&gradient[..], &[0.0; 192]].concat())).unwrap();
+        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&[&gradient[..], &[0.0; 192]].concat())).unwrap();
         muon.step(&arena, 1.0).unwrap();
         let after = arena.values().to_f32().unwrap();
         let update: Vec<f32> = before.iter().zip(&after).map(|(b, a)| (b - a) / (0.2 * 24f32.sqrt())).collect();
@@ -131,7 +131,7 @@ fn mixed_precision_gets_f16_copies_of_what_was_updated() {
     for device in Device::for_tests().into_iter().filter(|device| device.has_f16() || !device.is_gpu()) {
         let mut layers = Layers::new(3);
         let (arena, mut muon) = by_muon(&mut layers, &device, DType::F16);
-        arena.gradients().write_bytes(bytemuck::cast_slice(&vec![3f32; arena.trainable_len()])).unwrap();
+        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&vec![3f32; arena.trainable_len()])).unwrap();
         let before = arena.values().to_f32().unwrap();
         muon.step(&arena, 0.1).unwrap();
         for entry in &arena.entries {
@@ -143,7 +143,11 @@ fn mixed_precision_gets_f16_copies_of_what_was_updated() {
         // An overflow of the scaled gradients halves the scale and changes nothing else.
         let state = || muon_state(&arena, &muon);
         let (before, scale) = (state(), muon.loss_scale().unwrap().to_f32().unwrap()[0]);
-        arena.gradients().write_bytes(bytemuck::cast_slice(&vec![f32::INFINITY; arena.trainable_len()])).unwrap();
+        arena
+            .gradients()
+            .unwrap()
+            .write_bytes(bytemuck::cast_slice(&vec![f32::INFINITY; arena.trainable_len()]))
+            .unwrap();
         muon.step(&arena, 0.1).unwrap();
         assert_eq!(muon.loss_scale().unwrap().to_f32().unwrap()[0], scale / 2.0, "{device}");
         assert!(muon_state(&arena, &muon) == before, "{device}");
@@ -167,7 +171,7 @@ fn a_rate_of_its_own_scales_the_matrices_alone() {
             |number: usize| Group { lr_scale: [lr_scale, 1.0][number], ..Group::new([KINDS[3], ADAMW][number], 0.0) };
         let mut both = Optimizer::with_groups(&arena, &group, 0.0).unwrap();
         let before = arena.values().to_f32().unwrap();
-        arena.gradients().write_bytes(bytemuck::cast_slice(&vec![1f32; arena.trainable_len()])).unwrap();
+        arena.gradients().unwrap().write_bytes(bytemuck::cast_slice(&vec![1f32; arena.trainable_len()])).unwrap();
         both.step(&arena, 0.01).unwrap();
         let after = arena.values().to_f32().unwrap();
         let moved = |entry: &Entry| {

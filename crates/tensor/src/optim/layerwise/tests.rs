@@ -1,0 +1,273 @@
+use super::*;
+use crate::nn::{Embedding, Linear, Module, Parameter, init_keys};
+use crate::optim::testing::{ADAMW, DTYPES, KINDS, Net};
+use crate::optim::{ArenaOptions, Group, Kind, MomentDtype};
+use crate::step::{Losses, step_alone};
+use crate::tensor::recompute;
+use crate::testing::buffers::with_at_most;
+use crate::testing::faults::Countdown;
+
+/// So many elements of gradients in a bucket, but for larger matrices: of [`Net`] the norm, the bias and the matrices
+/// have their own.
+const MOST: usize = 512;
+
+const IDS: [u32; 12] = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3];
+
+fn arena(net: &mut Net, device: &Device, operands: DType, kind: Kind, layerwise: bool) -> ParameterArena {
+    let is_muon = matches!(kind, Kind::Muon { .. });
+    let group_of = |_: &str, parameter: &Parameter| usize::from(is_muon && parameter.linear.is_none());
+    let options = ArenaOptions { operands, group_of: &group_of, division: None, layerwise };
+    ParameterArena::with_options(net, device, options).unwrap()
+}
+
+fn optimizer(arena: &ParameterArena, kind: Kind, moment_dtype: MomentDtype, clip: f64) -> Optimizer {
+    let group = |number: usize| Group { moment_dtype, ..Group::new([kind, ADAMW][number], 0.1) };
+    Optimizer::with_groups(arena, &group, clip).unwrap()
+}
+
+/// Losses, norms and weights of three steps.
+fn steps(
+    device: &Device,
+    operands: DType,
+    (kind, dtype): (Kind, MomentDtype),
+    clip: f64,
+    layerwise: bool,
+) -> [Vec<f32>; 3] {
+    let mut net = Net::new(1);
+    let arena = arena(&mut net, device, operands, kind, layerwise);
+    let mut optimizer = optimizer(&arena, kind, dtype, clip);
+    assert_eq!(arena.buckets().map_or(0, <[_]>::len) >= 4, layerwise, "several buckets");
+    let ids = Tensor::from_u32(&IDS, [IDS.len()], device).unwrap();
+    let [mut losses, mut norms] = [vec![], vec![]];
+    for _ in 0..3 {
+        let loss = |_, scale: Option<&Tensor>| net.loss(&ids, scale);
+        let update = step_alone((&arena, &mut optimizer), Losses::Parts, 0..1, loss, 0.01).unwrap();
+        losses.extend(update.loss.to_f32().unwrap());
+        norms.push(update.squares.to_f32().unwrap()[0]);
+    }
+    [losses, norms, arena.values().to_f32().unwrap()]
+}
+
+fn precisions() -> impl Iterator<Item = (Device, DType)> {
+    let both = |device: Device| {
+        let mixed = device.has_f16().then(|| (device.clone(), DType::F16));
+        [(device, DType::F32)].into_iter().chain(mixed)
+    };
+    Device::for_tests().into_iter().flat_map(both)
+}
+
+#[test]
+fn without_clipping_updates_are_those_after_backward() {
+    for ((device, operands), kind) in precisions().flat_map(|on| KINDS.map(|kind| (on.clone(), kind))) {
+        for dtype in DTYPES {
+            let run = |layerwise| with_at_most(MOST, || steps(&device, operands, (kind, dtype), 0.0, layerwise));
+            let ([losses, norms, weights], [own_losses, own_norms, own_weights]) = (run(false), run(true));
+            let what = format!("{device} {operands:?} {kind:?} {dtype:?}");
+            assert_eq!(losses, own_losses, "{what}");
+            assert_eq!(weights, own_weights, "{what}");
+            // The sums are in another order.
+            norms.iter().zip(&own_norms).for_each(|(a, b)| assert!((a / b - 1.0).abs() < 1e-5, "{what}: {a}, {b}"));
+        }
+    }
+}
+
+/// Where gradients do not depend on weights, the norm of the step before is that of every step.
+#[test]
+fn gradients_are_clipped_by_the_norm_of_the_step_before() {
+    let sgd = Kind::Sgd { momentum: 0.0, nesterov: false };
+    for device in Device::for_tests() {
+        let changes = |layerwise: bool| {
+            let mut keys = init_keys(3);
+            let mut layers = Layers([(); 2].map(|()| Linear::new(32, 32, false, 0.5, keys()).unwrap()));
+            let options = ArenaOptions { operands: DType::F32, group_of: &|_, _| 0, division: None, layerwise };
+            let arena = with_at_most(MOST, || ParameterArena::with_options(&mut layers, &device, options)).unwrap();
+            let mut optimizer = Optimizer::new(&arena, sgd, 0.0, 0.25).unwrap();
+            let mut values = vec![arena.values().to_f32().unwrap()];
+            for _ in 0..3 {
+                let loss = |_, _: Option<&Tensor>| {
+                    let sums = layers.0.iter().map(|layer| layer.weight.operand().scale(2.0)?.sum(..));
+                    sums.reduce(|a, b| a?.add(&b?)).unwrap()
+                };
+                step_alone((&arena, &mut optimizer), Losses::Parts, 0..1, loss, 0.1).unwrap();
+                values.push(arena.values().to_f32().unwrap());
+            }
+            let change = |pair: &[Vec<f32>]| [0, 1024].map(|at| pair[0][at] - pair[1][at]);
+            values.windows(2).map(change).collect::<Vec<_>>()
+        };
+        let (whole, layerwise) = (changes(false), changes(true));
+        // |g| = 2 sqrt(2048); in the first step the layer that backward reaches first does not know of the other.
+        let clipped = 0.1 * 0.25 / 2048f32.sqrt();
+        let is = |change: f32, expected: f32| (change / expected - 1.0).abs() < 1e-3;
+        assert!(whole.iter().flatten().all(|&change| is(change, clipped)), "{device}: {whole:?}");
+        assert!(is(layerwise[0][1], clipped * 2f32.sqrt()), "{device}: {layerwise:?}");
+        assert!(is(layerwise[0][0], clipped), "{device}: {layerwise:?}");
+        assert!(layerwise[1..].iter().flatten().all(|&change| is(change, clipped)), "{device}: {layerwise:?}");
+    }
+}
+
+struct Layers([Linear; 2]);
+
+impl Module for Layers {
+    fn visit_parameters(&mut self, _: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        let [first, second] = &mut self.0;
+        first.visit_parameters("first", visit);
+        second.visit_parameters("second", visit);
+    }
+}
+
+#[test]
+fn the_bound_is_the_larger_norm_and_what_is_not_finite_stays() {
+    let nan = f32::NAN;
+    // Sums, the step before, so far, the scale of the loss; then so far, the bound, and what gradients are multiplied by.
+    type Case = ([f32; 2], f32, f32, Option<f32>, [f32; 3]);
+    let cases: [Case; 7] = [
+        ([3.0, 4.0], 1.0, 2.0, None, [9.0, 9.0, 0.0]),
+        ([3.0, 4.0], 20.0, 2.0, None, [9.0, 20.0, 0.0]),
+        ([3.0, nan], 20.0, 2.0, None, [nan, nan, 0.0]),
+        ([12.0, 4.0], 1.0, 0.0, Some(2.0), [16.0, 4.0, 0.5]),
+        ([12.0, 4.0], 7.0, 0.0, Some(2.0), [16.0, 7.0, 0.5]),
+        ([12.0, f32::INFINITY], 7.0, 0.0, Some(2.0), [f32::INFINITY, f32::INFINITY, 0.0]),
+        ([12.0, nan], 7.0, 0.0, Some(1.0), [nan, nan, 1.0]),
+    ];
+    for (device, (sums, previous, so_far, scale, expected)) in
+        Device::for_tests().into_iter().flat_map(|device| cases.map(|case| (device.clone(), case)))
+    {
+        let of = |values: &[f32]| Tensor::from_f32(values, [values.len()], &device).unwrap();
+        let (sums, previous, so_far) = (of(&sums), of(&[previous]), of(&[so_far]));
+        let scale = scale.map(|scale| of(&[scale, 0.0, 0.0]));
+        let squares = of(&vec![0.0; if scale.is_some() { 2 } else { 1 }]);
+        let inputs: Vec<&Tensor> = [&sums, &previous].into_iter().chain(&scale).collect();
+        run_into(&Bound { mixed: scale.is_some() }, &inputs, &[&so_far, &squares]).unwrap();
+        let mut got = [so_far.to_f32().unwrap(), squares.to_f32().unwrap()].concat();
+        got.resize(3, 0.0);
+        let same = |(a, b): (&f32, &f32)| a == b || (a.is_nan() && b.is_nan());
+        assert!(got.iter().zip(&expected).all(same), "{device}: {got:?}, not {expected:?}");
+        // What is kept of it for the next step.
+        let skipped = Tensor::from_u32(&[5], [1], &device).unwrap();
+        run_into(&Keep { mixed: scale.is_some() }, &[&squares], &[&previous, &skipped]).unwrap();
+        let (kept, is_finite) = (previous.to_f32().unwrap()[0], expected[1].is_finite());
+        assert_eq!(kept == expected[1], is_finite, "{device}: {kept}");
+        let counts = !is_finite && (scale.is_none() || expected[2] != 0.0);
+        assert_eq!(skipped.to_u32().unwrap(), [5 + u32::from(counts)], "{device} {expected:?}");
+    }
+}
+
+#[test]
+fn gradients_take_the_memory_of_a_bucket() {
+    for device in Device::for_tests() {
+        with_at_most(MOST, || {
+            let mut net = Net::new(1);
+            let arena = arena(&mut net, &device, DType::F32, ADAMW, true);
+            let mut optimizer = optimizer(&arena, ADAMW, MomentDtype::F32, 1.0);
+            assert!(net.linear.weight.operand().grad().is_none() && arena.gradients().is_err(), "{device}");
+            let ids = Tensor::from_u32(&IDS, [IDS.len()], &device).unwrap();
+            let step = |optimizer: &mut Optimizer| {
+                let loss = |_, scale: Option<&Tensor>| net.loss(&ids, scale);
+                step_alone((&arena, optimizer), Losses::Parts, 0..1, loss, 0.01).unwrap();
+            };
+            let in_use = || device.memory().used_bytes;
+            let before = in_use();
+            step(&mut optimizer);
+            step(&mut optimizer);
+            device.synchronize().unwrap();
+            assert_eq!(in_use(), before, "{device}: gradients are freed");
+        });
+    }
+}
+
+/// What has no gradient in a step decays and moves along its momentum, as after backward.
+#[test]
+fn parameters_without_a_gradient_are_updated_at_the_end() {
+    for device in Device::for_tests() {
+        let run = |layerwise: bool| {
+            with_at_most(MOST, || {
+                let mut net = Net::new(1);
+                let arena = arena(&mut net, &device, DType::F32, ADAMW, layerwise);
+                let mut optimizer = optimizer(&arena, ADAMW, MomentDtype::F32, 0.0);
+                let loss = |_, _: Option<&Tensor>| net.linear.weight.operand().scale(2.0)?.sum(..);
+                for _ in 0..2 {
+                    step_alone((&arena, &mut optimizer), Losses::Parts, 0..1, loss, 0.01).unwrap();
+                }
+                arena.values().to_f32().unwrap()
+            })
+        };
+        let before = {
+            let mut net = Net::new(1);
+            arena(&mut net, &device, DType::F32, ADAMW, false).values().to_f32().unwrap()
+        };
+        let (whole, layerwise) = (run(false), run(true));
+        assert_eq!(whole, layerwise, "{device}");
+        assert_ne!(whole[0], before[0], "{device}: the embedding decays");
+    }
+}
+
+#[test]
+fn a_step_of_several_passes_is_refused() {
+    let mut net = Net::new(1);
+    let arena = arena(&mut net, &Device::Cpu, DType::F32, ADAMW, true);
+    let mut optimizer = optimizer(&arena, ADAMW, MomentDtype::F32, 1.0);
+    let ids = Tensor::from_u32(&IDS, [IDS.len()], &Device::Cpu).unwrap();
+    let loss = |_, scale: Option<&Tensor>| net.loss(&ids, scale);
+    let error = step_alone((&arena, &mut optimizer), Losses::Means, 0..2, loss, 0.01).err().unwrap();
+    assert!(error.to_string().contains("in one pass; this step has 2 micro-batches"), "{error}");
+}
+
+/// A weight that two recomputed segments use has a gradient after its update.
+#[test]
+fn a_weight_of_several_recomputed_segments_is_refused() {
+    let mut keys = init_keys(3);
+    let mut shared = Shared(Embedding::new(8, 8, 0.5, keys()).unwrap());
+    let options = ArenaOptions { operands: DType::F32, group_of: &|_, _| 0, division: None, layerwise: true };
+    let arena = ParameterArena::with_options(&mut shared, &Device::Cpu, options).unwrap();
+    let mut optimizer = Optimizer::new(&arena, ADAMW, 0.0, 1.0).unwrap();
+    let weight = shared.0.weight.operand().clone();
+    let mut run = |segments: usize| {
+        let loss = |_, _: Option<&Tensor>| {
+            let mut x = Tensor::full(1.0, [8, 8], &Device::Cpu)?;
+            for _ in 0..segments {
+                let weight = weight.clone();
+                x = recompute(&[&x], move |x| Ok((vec![x[0].mul(&weight)?], ())))?.0.remove(0);
+            }
+            x.sum(..)
+        };
+        step_alone((&arena, &mut optimizer), Losses::Parts, 0..1, loss, 0.01).map(drop)
+    };
+    run(1).unwrap();
+    let error = run(2).unwrap_err();
+    assert!(error.to_string().contains("a weight got a gradient after its layerwise update"), "{error}");
+}
+
+struct Shared(Embedding);
+
+impl Module for Shared {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.visit_parameters(prefix, visit);
+    }
+}
+
+#[test]
+fn a_step_that_runs_out_of_memory_can_be_retried_only_before_its_first_update() {
+    let (mut undone, mut half_way, mut allocations) = (0, 0, 0);
+    let ids = Tensor::from_u32(&IDS, [IDS.len()], &Device::Cpu).unwrap();
+    loop {
+        let mut net = Net::new(1);
+        let arena = with_at_most(MOST, || arena(&mut net, &Device::Cpu, DType::F32, ADAMW, true));
+        let mut optimizer = optimizer(&arena, ADAMW, MomentDtype::F32, 1.0);
+        let before = arena.values().to_f32().unwrap();
+        let loss = |_, scale: Option<&Tensor>| net.loss(&ids, scale);
+        let countdown = Countdown::own();
+        countdown.start(allocations);
+        let update = step_alone((&arena, &mut optimizer), Losses::Parts, 0..1, loss, 0.01).map(drop);
+        if countdown.stop().is_some() {
+            break update.unwrap();
+        }
+        allocations += 1;
+        let is_unchanged = arena.values().to_f32().unwrap() == before;
+        match update {
+            Err(Error::OutOfMemory { .. }) if is_unchanged => undone += 1,
+            Err(Error::Invalid(message)) if message.contains("resume from the last checkpoint") => half_way += 1,
+            other => panic!("allocation {allocations}: {other:?}, unchanged: {is_unchanged}"),
+        }
+    }
+    assert!(undone > 5 && half_way > 5, "{undone}, {half_way}");
+}

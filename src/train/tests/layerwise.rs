@@ -1,0 +1,94 @@
+//! Runs whose parameters are updated while backward runs.
+
+use super::recompute::{configuration, outcome, run};
+use crate::Device;
+use crate::models::{ModelConfig, ModelKind};
+use crate::profile::MemoryKind;
+use crate::testing::buffers::with_at_most;
+use crate::train::plan::Footprint;
+use crate::train::step::ranks::Place;
+use crate::train::verify_resume;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+const LAYERWISE: &str = "train.update=layerwise";
+const ONE_PASS: &str = "train.grad_accum_steps=1";
+
+/// So small that every block has buckets of its own.
+const MOST: usize = 1024;
+
+#[test]
+fn without_clipping_a_run_has_the_bits_of_updates_after_backward() {
+    let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
+    let devices = Device::for_tests().into_iter().map(|device| (device, "device.precision=f32")).chain(mixed);
+    for (device, precision) in devices {
+        for (kind, recompute) in [("gpt2", "none"), ("llama", "block"), ("qwen3", "none")] {
+            let dir = tempfile::tempdir().unwrap();
+            let (kind, recompute) = (format!("model.kind={kind}"), format!("train.recompute={recompute}"));
+            let of = |name: &str, update: &str| {
+                let (name, update) = (format!("run.name={name}"), format!("train.update={update}"));
+                let settings = [precision, &kind, &recompute, &name, &update, ONE_PASS, "train.grad_clip=0"];
+                with_at_most(MOST, || run(&configuration(dir.path(), &settings), &device, None, 6));
+                outcome(&dir.path().join(name.trim_start_matches("run.name=")))
+            };
+            let ((weights, moments, numbers), (own_weights, own_moments, own_numbers)) =
+                (of("step", "step"), of("layerwise", "layerwise"));
+            let what = format!("{device} {precision} {kind} {recompute}");
+            assert!(weights == own_weights, "{what}: weights");
+            // A file of layerwise updates has the norm of the last step too.
+            assert_ne!(moments.len(), own_moments.len(), "{what}");
+            let losses = |numbers: &[String]| -> Vec<String> {
+                numbers.iter().map(|line| line.rsplit_once(' ').unwrap().0.to_string()).collect()
+            };
+            assert_eq!(losses(&numbers), losses(&own_numbers), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_is_the_same_to_the_bit() {
+    let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
+    let devices = Device::for_tests().into_iter().map(|device| (device, "optimizer.state_dtype=int8")).chain(mixed);
+    for (device, setting) in devices {
+        let dir = tempfile::tempdir().unwrap();
+        // Clipped in every step.
+        let settings = [LAYERWISE, ONE_PASS, "train.grad_clip=0.1", "train.recompute=block", setting];
+        let (resolved, stop) = (configuration(dir.path(), &settings), AtomicBool::new(false));
+        let devices = std::slice::from_ref(&device);
+        let verified =
+            with_at_most(MOST, || verify_resume(&resolved, 3, devices, Path::new("data"), None, &stop).unwrap());
+        assert!(verified.differences.is_empty(), "{device} {setting}: {:?}", verified.differences);
+    }
+}
+
+/// GPT-2 with 124 million parameters: without a GPU, for none of it has values.
+#[test]
+fn gradients_take_the_memory_of_a_few_layers() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = ModelConfig {
+        kind: ModelKind::GPT2,
+        vocab_size: 50_304,
+        block_size: 64,
+        n_layer: 12,
+        n_head: 12,
+        n_embd: 768,
+        bias: true,
+        tie_embeddings: true,
+        llama: None,
+    };
+    let dry_run = crate::tensor::DryRun::new(crate::gpu::Limits::WEBGPU_DEFAULT);
+    for device in [Device::Cpu, Device::DryRun(dry_run)] {
+        let of = |update: &str| {
+            let settings = [&format!("train.update={update}"), ONE_PASS, "model.dropout=0", "model.block_size=64"];
+            let resolved = configuration(dir.path(), &settings);
+            let footprint = Footprint::new(&resolved.config, &shape, 1, 1, false, (&device, Place::ALONE)).unwrap();
+            (footprint.memory.peak_by_kind[MemoryKind::Gradients], footprint.memory.peak_bytes)
+        };
+        let ((gradients, peak), (own_gradients, own_peak)) = (of("step"), of("layerwise"));
+        let table = 4 * 50_304 * 768;
+        assert!(gradients > 4 * 124_000_000, "{device}: {gradients}");
+        // The table's, which is complete last, and a bucket or two of 64 MiB beside the gradients of activations.
+        assert!((table..table + (160 << 20)).contains(&own_gradients), "{device}: {own_gradients}");
+        assert!(peak - own_peak > 180_000_000, "{device}: {peak} {own_peak}");
+    }
+}
