@@ -112,6 +112,7 @@ train() {
 one=(--device gpu) two=(--device gpu:0,0) three=(--device gpu:0,0,0 --set train.batch_size=6)
 mixed=(--precision mixed) llama=(--set model.kind=llama) qwen3=(--set model.kind=qwen3 --set optimizer.kind=muon)
 lstm=(--set model.kind=lstm --set model.block_size=16) dropout=(--set model.dropout=0.1)
+int8=(--set optimizer.state_dtype=int8) layerwise=(--set train.update=layerwise)
 accumulate=(--set train.grad_accum_steps=2) recompute=(--set train.recompute=block)
 shard=(--set train.shard_optimizer=true) half_sums=(--set train.reduce_dtype=f16) save=(--set checkpoint.every=3)
 
@@ -119,9 +120,12 @@ one_device() {
     train gpt2 8 "${one[@]}" "${accumulate[@]}" "${dropout[@]}" "${save[@]}"
     check gpt2-resumed train --resume runs/gpt2 --allow-software-gpu --set train.max_steps=12
     train gpt2-mixed 8 "${one[@]}" "${mixed[@]}" "${accumulate[@]}" "${dropout[@]}" "${save[@]}"
+    train gpt2-int8 4 "${one[@]}" "${int8[@]}" "${accumulate[@]}"
+    train gpt2-layerwise-mixed 6 "${one[@]}" "${layerwise[@]}" "${int8[@]}" "${mixed[@]}" "${dropout[@]}" "${save[@]}"
     train llama 6 "${one[@]}" "${llama[@]}" --set model.n_head=4 --set model.n_kv_head=2 "${recompute[@]}" "${dropout[@]}"
     train llama-mixed 6 "${one[@]}" "${llama[@]}" "${mixed[@]}" "${recompute[@]}" "${accumulate[@]}"
     train qwen3 6 "${one[@]}" "${qwen3[@]}"
+    train qwen3-layerwise 4 "${one[@]}" "${qwen3[@]}" "${layerwise[@]}" "${recompute[@]}"
     train qwen3-mixed 6 "${one[@]}" "${qwen3[@]}" "${mixed[@]}" "${dropout[@]}" --set train.ema_decay=0.99
     train lstm 6 "${one[@]}" "${lstm[@]}" "${dropout[@]}" "${save[@]}"
     train lstm-mixed 6 "${one[@]}" "${lstm[@]}" "${mixed[@]}" "${accumulate[@]}"

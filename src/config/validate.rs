@@ -105,11 +105,12 @@ fn layerwise(c: &Checker) -> Result<()> {
         return Ok(());
     }
     let refused = |key: &str, value: String, why: &str| {
-        let message = format!("{} cannot be used with {}: {why}", c.tell(update, "layerwise"), c.tell(key, value));
+        let (own, other) = (c.tell(update, "layerwise"), c.tell(key, value));
+        let message = format!("{own} and {other}, which exclude each other: {why}");
         Err(c.fail(&[key, update], message))
     };
     if train.grad_accum_steps > 1 {
-        let why = "gradients of earlier micro-batches are used up; set a larger train.batch_size instead";
+        let why = "gradients of earlier micro-batches are freed; use a larger train.batch_size, or train.update = step";
         return refused("train.grad_accum_steps", train.grad_accum_steps.to_string(), why);
     }
     if train.shard_optimizer {

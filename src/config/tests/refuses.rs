@@ -267,3 +267,18 @@ fn text_that_is_not_toml_with_its_line() {
     assert_has(&error_of(load("[run]\nseed = 1\nname = \n")), &["a.toml:3", "not valid TOML"]);
     assert_has(&error_of(load("[run]\nseed = 1\nseed = 2")), &["a.toml:3", "not valid TOML", "duplicate"]);
 }
+
+#[test]
+fn what_updates_during_backward_cannot_be_combined_with() {
+    for (setting, parts) in [
+        ("train.grad_accum_steps=4", ["train.grad_accum_steps is 4", "a larger train.batch_size"]),
+        ("train.shard_optimizer=true", ["train.shard_optimizer is true", "for one device"]),
+        ("train.sync_every=5", ["train.sync_every is 5", "for one device"]),
+    ] {
+        let layers = Layers::new().set("train.update=layerwise").unwrap();
+        let message = error_of(layers.clone().set("train.eval_every=0").unwrap().set(setting).and_then(Layers::build));
+        assert_has(&message, &["train.update is layerwise"]);
+        assert_has(&message, &parts);
+        layers.build().unwrap();
+    }
+}

@@ -18,7 +18,7 @@ pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device)
         let of = |c: &Config| {
             let t = &c.train;
             let recomputed = t.recomputed_blocks(c.model.n_layer);
-            let kernels = (c.device.precision, c.device.matmul_f32, recomputed, c.optimizer.state_dtype);
+            let kernels = (c.device.precision, c.device.matmul_f32, recomputed, c.optimizer.state_dtype, t.update);
             (c.model.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, kernels)
         };
         of(&earlier.config) == of(config) && computed_on(run).is_some_and(|name| name == device.name())

@@ -100,9 +100,8 @@ impl Run<'_> {
 
     fn need(&self, rows: usize, passes: usize) -> Result<Need> {
         let on = (self.device, self.place);
-        // Two passes take as much as any number of them; layerwise updates allow one.
-        let passes = if self.config.train.is_layerwise() { 1 } else { passes.min(2) };
-        let footprint = Footprint::new(self.config, self.shape, rows, passes, self.in_documents, on)?;
+        // Two passes take as much as any number of them.
+        let footprint = Footprint::new(self.config, self.shape, rows, passes.min(2), self.in_documents, on)?;
         Ok(Need::new(&self.sizes(rows)?, &footprint, self.device))
     }
 
@@ -167,7 +166,10 @@ impl Run<'_> {
             let context = if config.model.context > 0 { self.shape.block_size } else { config.model.block_size };
             let shape = ModelConfig { block_size: context, ..self.shape.clone() };
             let run = Run { config, shape: &shape, ..*self };
-            Ok(run.limit(1)?.is_none() && run.shortage_of_one(2, memory)?.is_none())
+            // Layerwise updates need the whole batch in one pass.
+            let whole = config.train.batch_size;
+            let splits = !config.train.is_layerwise() || run.shortage(whole, 1, memory)?.is_none();
+            Ok(splits && run.limit(1)?.is_none() && run.shortage_of_one(2, memory)?.is_none())
         };
         let shorter = |config: &Config| -> Result<Option<usize>> {
             let mut config = config.clone();
@@ -233,6 +235,19 @@ pub struct Passes {
     pub note: Option<String>,
 }
 
+/// Refuses layerwise updates on several devices.
+///
+/// # Errors
+/// If the configuration asks for them.
+pub(super) fn check_one_device(config: &Config, ranks: usize) -> Result<()> {
+    if !config.train.is_layerwise() || ranks == 1 {
+        return Ok(());
+    }
+    let why = "updates parameters before gradients are summed over the devices";
+    let remedy = "use one device, or train.update = \"step\" with train.shard_optimizer = true to save memory";
+    Err(Error::Invalid(format!("train.update = \"layerwise\" {why}: {remedy}")))
+}
+
 impl Passes {
     /// The fewest passes in which the batches of a run fit, for the rank at this place. The memory of a GPU counts with
     /// `counts_gpu_memory`; without, a step that finds too little halves its passes.
@@ -248,12 +263,7 @@ impl Passes {
         counts_gpu_memory: bool,
     ) -> Result<Passes> {
         let run = Run { config, shape, in_documents, device, place };
-        if config.train.is_layerwise() && place.ranks > 1 {
-            let what = "train.update = \"layerwise\" updates parameters before gradients are summed over the devices";
-            return Err(Error::Invalid(format!(
-                "{what}: use one device, or train.shard_optimizer, which divides the memory of the optimizer"
-            )));
-        }
+        check_one_device(config, place.ranks)?;
         let shares = Share::all(config, shape.kind, place.ranks)?;
         let share = shares.iter().max_by_key(|share| share.micro_batches()).expect("there is a rank");
         let size = |splits: usize| {
@@ -307,7 +317,8 @@ impl Run<'_> {
         let (tokens, whose) = (self.config.model.block_size, if why.on_device { "the device" } else { "this machine" });
         Error::Invalid(format!(
             "a batch of {rows} x {tokens} tokens needs {needed}, {whose} has {available} available, and \
-             train.update = \"layerwise\" computes it in one pass: use a smaller train.batch_size, or \"auto\""
+             train.update = \"layerwise\" computes it in one pass: use a smaller train.batch_size (\"auto\" finds it), \
+             train.recompute = \"block\", or train.update = \"step\""
         ))
     }
 
@@ -374,6 +385,9 @@ pub(super) fn savings(
     for (name, change) in (Run { config, shape, in_documents, device, place }).savings() {
         let mut with = best.clone();
         change(&mut with);
+        if with.train.is_layerwise() && rows < with.train.batch_size {
+            continue;
+        }
         let bytes = bytes(&with)?;
         if bytes < least {
             (best, least) = (with, bytes);

@@ -43,6 +43,8 @@ impl Footprint {
         in_documents: bool,
         (device, place): (&Device, Place),
     ) -> Result<Footprint> {
+        // Of a batch that does not fit in the one pass that layerwise updates need, the plan says how much it takes.
+        let micro_batches = if config.train.is_layerwise() { 1 } else { micro_batches };
         let dry_run = dry_run_of(device);
         let device = Device::DryRun(dry_run.clone());
         let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;

@@ -171,7 +171,7 @@ impl On<'_> {
             batch_size /= 2;
         }
         if batch_size < all && config.train.is_layerwise() {
-            let how = "as many of 16 as fit the memory; layerwise updates accumulate none";
+            let how = "as many of 16 as fit the memory; layerwise updates do not accumulate";
             resolved.derive(BATCH_SIZE, how, |config| config.train.batch_size = batch_size);
         } else if batch_size < all {
             resolved.derive(BATCH_SIZE, "as many of 16 as fit the memory", |config| {

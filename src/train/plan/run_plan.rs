@@ -1,6 +1,6 @@
 //! Estimates of a run before it starts.
 
-use super::fit::{Memory, Need, Passes, Saving, savings, sizes};
+use super::fit::{Memory, Need, Passes, Saving, check_one_device, savings, sizes};
 use super::footprint::{Footprint, largest_rank};
 use super::{Plan, earlier, init_sizes};
 use crate::config::{Config, Resolved};
@@ -199,6 +199,7 @@ pub fn plan_run(
     let (config, t) = (&resolved.config, &resolved.config.train);
     // More ranks than sequences are refused before each is made.
     let share = Share::largest(config, shape.kind, ranks)?;
+    check_one_device(config, ranks)?;
     let place = largest_rank(config, &shape, ranks, device)?;
     let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory, share)?;
     let sizes_of_pass = sizes(config, &shape, passes.rows, ranks)?;
@@ -221,8 +222,9 @@ pub fn plan_run(
         batch_size: t.batch_size,
         passes: passes.splits,
         largest_batch_size: match does_not_fit {
-            Some(_) => Some(0),
-            None => device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
+            // Layerwise updates do not split a batch: a smaller one may fit.
+            Some(_) if !t.is_layerwise() => Some(0),
+            _ => device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
         },
         does_not_fit,
         block_size: config.model.block_size,

@@ -11,7 +11,7 @@ use crate::train::run::events::{Event, Step};
 use crate::train::setup::init::model_at;
 use crate::train::step::ranks::{Sequences, Share};
 use crate::train::step::replica::{Replica, loader, next_batches, predicted};
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result};
 
 impl Trainer<'_> {
     /// Has the guard judge a logged step whose numbers have arrived, and acts on its verdict; `skipped` is the device's
@@ -104,7 +104,8 @@ impl Trainer<'_> {
     }
 
     /// The first op and layer whose output or gradient is not finite, found by computing the unconfirmed steps again.
-    /// Where the update was skipped, the weights are still those of that step.
+    /// Where the update was skipped, the weights are still those of that step, but for layers that layerwise updates had
+    /// reached before.
     pub(super) fn diagnose(&self, step: usize) -> Result<String> {
         let c = &self.config;
         let accum = c.train.grad_accum_steps;
@@ -129,8 +130,17 @@ impl Trainer<'_> {
                     let losses = own.map(|piece| self.replica.loss(batch, piece, None, pass, targets));
                     let losses = losses.collect::<Result<Vec<_>>>()?;
                     before_backward();
-                    losses.iter().try_for_each(Tensor::backward)
-                })?;
+                    let mut free = || {
+                        self.replica.parameters.free_complete();
+                        Ok(())
+                    };
+                    losses.iter().try_for_each(|loss| loss.backward_each(None, &mut free))
+                });
+                self.replica.parameters.zero_gradients();
+                let found = match found {
+                    Err(Error::OutOfMemory { .. }) => return Ok("there is no memory left to find the cause".into()),
+                    found => found?,
+                };
                 if let Some(found) = found {
                     let Position { epoch, window } = position;
                     let part = if accum > 1 { format!(", part {}", micro + 1) } else { String::new() };

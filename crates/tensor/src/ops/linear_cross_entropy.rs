@@ -104,6 +104,7 @@ impl Op for LinearCrossEntropy {
         let Some(WeightGradient { others, dx, h, vocab }) = &self.dweight else { return Ok(()) };
         let mut others = others.clone();
         if grads.unit_seed() && dx.shape().last_dim() == *vocab {
+            others.take_if(|sum| grads.adopt(1, sum));
             grads.accumulate_with(1, &[dx, h], WeightGradient::product)?;
         } else {
             WeightGradient::add(&mut others, dx, h)?;

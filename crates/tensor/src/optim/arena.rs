@@ -66,8 +66,7 @@ pub struct ArenaOptions<'a> {
     pub group_of: &'a dyn Fn(&str, &Parameter) -> usize,
     /// Which part of the f32 values this rank holds, if ranks divide them and there are f16 copies.
     pub division: Option<&'a Division<'a>>,
-    /// Gradients are used up while backward runs ([`Optimizer::layerwise`](super::Optimizer::layerwise)) and have no
-    /// arena.
+    /// Gradients have no arena: parameters are updated while backward runs, and their gradients freed (`layerwise.rs`).
     pub layerwise: bool,
 }
 
@@ -297,7 +296,7 @@ impl ParameterArena {
         match &self.gradients {
             Gradients::Arena(gradients) => Ok(gradients),
             Gradients::Buckets(_) => {
-                Err(Error::Invalid("layerwise updates use gradients up: there is no arena of them".into()))
+                Err(Error::Invalid("layerwise updates free gradients during backward; they cannot be read".into()))
             }
         }
     }
@@ -345,6 +344,11 @@ impl ParameterArena {
             (start..end).step_by(most).map(move |start| start..start.saturating_add(most).min(end))
         };
         parts_between(&self.cuts, range).into_iter().flat_map(pieces).collect()
+    }
+
+    /// Frees the gradients that are complete, where backward uses them up: for whoever wants none of them.
+    pub fn free_complete(&self) {
+        self.buckets().into_iter().flatten().for_each(|bucket| drop(bucket.take_complete()));
     }
 
     /// Forgets the gradients collected so far.

@@ -41,6 +41,7 @@ pub struct LayerwiseStep {
     so_far: Tensor,
     /// Where the scale of the loss writes it without that.
     rescaled: Option<Tensor>,
+    /// Of Muon, from its first segment on.
     workspace: Option<Workspace>,
     learning_rate: f64,
     /// Whether a segment was updated, so that the step cannot be undone.
@@ -70,8 +71,7 @@ impl Optimizer {
         let so_far = Tensor::empty(Spec::new([1], DType::F32), &device, MemoryKind::Other)?;
         so_far.fill_zero();
         let rescaled = self.loss_scale.as_ref().map(|_| LossScale::output(&device)).transpose()?;
-        let workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;
-        Ok(LayerwiseStep { so_far, rescaled, workspace, learning_rate, has_updated: false })
+        Ok(LayerwiseStep { so_far, rescaled, workspace: None, learning_rate, has_updated: false })
     }
 
     /// Updates the segments whose gradients are complete.
@@ -141,6 +141,9 @@ impl Optimizer {
         let squares = Tensor::empty(spec, &device, MemoryKind::Other)?;
         let inputs: Vec<&Tensor> = [&sums, previous].into_iter().chain(self.loss_scale()).collect();
         run_into(&Bound { mixed }, &inputs, &[&step.so_far, &squares])?;
+        if self.states[i].muon.is_some() && step.workspace.is_none() {
+            step.workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;
+        }
         step.has_updated = true;
         let (number, learning_rate, workspace) = (self.steps + 1, step.learning_rate, step.workspace.as_ref());
         self.update_state(i, parameters, scope, (&squares, false), (number, learning_rate), workspace)

@@ -59,8 +59,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// With at most so many elements in a buffer, and if `in_segment` says so in a segment, but for a parameter that has
-    /// more.
+    /// At most `most` elements per buffer and, if given, `in_segment` per segment; a larger parameter has its own.
     ///
     /// # Errors
     /// If there is nothing to train, or a parameter is f16 that is not frozen.
@@ -103,24 +102,32 @@ impl Layout {
         let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
         let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
         let of = |dtype| entries.iter().filter(move |entry: &&Entry| entry.dtype == dtype);
-        let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), most), cuts(of(DType::F16), most));
+        let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), 0, most), cuts(of(DType::F16), 0, most));
         let buffers = parts_between(&f32_cuts, &(0..f32_len));
         let segments = segments.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
         let mut segments: Vec<Segment> = segments.collect();
         if let Some(most) = in_segment {
-            let trained = || of(DType::F32).filter(|entry| entry.trainable);
-            let in_group = |group: &Segment| cuts(trained().filter(|e| group.range.contains(&e.offset)), most);
-            let parts = |group: &Segment| parts_between(&in_group(group), &group.range);
-            let cut = |group: &Segment| parts(group).iter().filter_map(|part| group.within(part)).collect::<Vec<_>>();
+            // Vectors, which all layers have, apart from matrices.
+            let halves = |s: &Segment| [s.range.start..s.decay_end, s.decay_end..s.range.end];
+            let trained = |range: &Range<usize>| {
+                let range = range.clone();
+                of(DType::F32).filter(move |entry| entry.trainable && range.contains(&entry.offset))
+            };
+            let parts = |range: Range<usize>| parts_between(&cuts(trained(&range), range.start, most), &range);
+            let cut = |segment: &Segment| {
+                let parts = halves(segment).into_iter().flat_map(parts);
+                parts.filter_map(|part| segment.within(&part)).collect::<Vec<_>>()
+            };
             segments = segments.iter().flat_map(cut).collect();
         }
         Ok(Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts, f16_cuts })
     }
 }
 
-/// Where parameters in the order of their places go on in another buffer, so that none has more than so many elements.
-fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, most: usize) -> Vec<usize> {
-    let (mut cuts, mut begin) = (Vec::new(), 0);
+/// Where parameters in the order of their places, the first at `begin`, go on in another buffer, so that none has more
+/// than so many elements.
+fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, mut begin: usize, most: usize) -> Vec<usize> {
+    let mut cuts = Vec::new();
     for entry in entries {
         if entry.range().end - begin > most && entry.offset > begin {
             begin = entry.offset;

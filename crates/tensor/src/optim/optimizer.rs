@@ -208,6 +208,9 @@ impl Optimizer {
             let all = parameters.trainable_len();
             return Err(Error::Invalid(format!("{part:?} is no part of {all} parameters, as `shards` makes them")));
         }
+        if parameters.buckets().is_some() && *part != (0..parameters.trainable_len()) {
+            return Err(Error::Invalid("layerwise updates are of all parameters: ranks cannot divide them".into()));
+        }
         if !part.is_empty() {
             parameters.value(part)?;
         }

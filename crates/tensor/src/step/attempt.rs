@@ -127,14 +127,20 @@ impl<'a> Attempt<'a> {
     }
 
     fn close(&mut self) -> Result<()> {
+        if self.optimizer.is_layerwise() {
+            // Those of an attempt that failed would be kept until the next.
+            self.parameters.zero_gradients();
+        }
         if std::mem::take(&mut self.is_open) { self.sync.abort() } else { Ok(()) }
     }
 }
 
 /// The error of a layerwise step that has updated some parameters and cannot be retried.
 fn half_updated(error: &Error) -> Error {
-    let what = "a layerwise update cannot be undone: resume from the last checkpoint with less memory";
-    Error::Invalid(format!("{error}\n{what}, such as a smaller train.batch_size"))
+    let (error, what) = (error.to_string(), "some layers were updated before, which cannot be undone");
+    let remedy = "resume from the last checkpoint, with train.recompute = \"block\", optimizer.state_dtype = \"int8\" or \
+                  train.update = \"step\"";
+    Error::Invalid(format!("{}: {what}; {remedy}", error.lines().next().unwrap_or_default()))
 }
 
 impl Drop for Attempt<'_> {

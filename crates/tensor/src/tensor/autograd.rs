@@ -285,6 +285,12 @@ impl Grads<'_> {
         if let Edge::Leaf(sum) = &self.edges[i] { sum.sparse() } else { None }
     }
 
+    /// Lets the gradient of input `i` take over the memory of `gradient`, which nobody reads any more, as
+    /// [`Grads::accumulate`] without a copy. False, and nothing is done, where it has memory already.
+    pub(crate) fn adopt(&mut self, i: usize, gradient: &Tensor) -> bool {
+        matches!(&self.edges[i], Edge::Leaf(sum) if sum.adopt(gradient))
+    }
+
     /// Takes away what the gradient of input `i` has come to so far, if that is kept here: for a kernel that adds it in
     /// passing, and whose result is then to be given.
     pub fn take_partial(&mut self, i: usize) -> Option<Tensor> {

@@ -176,6 +176,11 @@ impl Gradient {
         }
     }
 
+    /// Takes over the memory of a tensor that nobody else reads, as what has come together, if it has none: true if so.
+    pub(super) fn adopt(&self, gradient: &Tensor) -> bool {
+        matches!(&self.memory, Memory::Bucket { bucket, .. } if bucket.adopt(gradient))
+    }
+
     pub(super) fn add(&self, gradient: &Tensor) -> Result<()> {
         let memory = self.memory()?;
         if self.is_stale() {

@@ -82,7 +82,8 @@ impl GradientBucket {
     pub(super) fn memory(&self) -> Result<Tensor> {
         let mut state = self.state();
         if state.taken {
-            let text = "a weight got a gradient after its layerwise update: it is used in several recomputed segments";
+            let text =
+                "a weight got a gradient after its layerwise update, as one does that several recomputed segments use";
             return Err(Error::Autograd(text.into()));
         }
         if let Some(memory) = &state.memory {
@@ -95,6 +96,18 @@ impl GradientBucket {
         }
         state.memory = Some(memory.clone());
         Ok(memory)
+    }
+
+    /// Lets this tensor be the memory of the bucket, if it has none and the gradient is its only one: true if so.
+    pub(super) fn adopt(&self, gradient: &Tensor) -> bool {
+        let mut state = self.state();
+        let is_free = !state.taken && state.memory.is_none() && state.members.len() == 1;
+        if !is_free || gradient.len() != self.len || gradient.dtype() != DType::F32 {
+            return false;
+        }
+        state.memory = Some(gradient.slice_flat(0, [self.len].into()));
+        state.members[0].written = true;
+        true
     }
 
     /// Takes the sums if all gradients are complete.

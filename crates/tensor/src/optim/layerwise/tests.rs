@@ -1,5 +1,6 @@
 use super::*;
 use crate::nn::{Embedding, Linear, Module, Parameter, init_keys};
+use crate::ops::Criterion;
 use crate::optim::testing::{ADAMW, DTYPES, KINDS, Net};
 use crate::optim::{ArenaOptions, Group, Kind, MomentDtype};
 use crate::step::{Losses, step_alone};
@@ -165,12 +166,17 @@ fn gradients_take_the_memory_of_a_bucket() {
                 let loss = |_, scale: Option<&Tensor>| net.loss(&ids, scale);
                 step_alone((&arena, optimizer), Losses::Parts, 0..1, loss, 0.01).unwrap();
             };
-            let in_use = || device.memory().used_bytes;
-            let before = in_use();
+            let of_gradients = |stats: crate::profile::MemoryStats| stats.peak_by_kind[MemoryKind::Gradients];
+            let before = device.memory().used_bytes;
             step(&mut optimizer);
+            device.reset_peak_memory();
             step(&mut optimizer);
             device.synchronize().unwrap();
-            assert_eq!(in_use(), before, "{device}: gradients are freed");
+            assert_eq!(device.memory().used_bytes, before, "{device}: gradients are freed");
+            // Of the two tables there is one at a time.
+            let (peak, table) = (of_gradients(device.memory()), 4 * Net::VOCAB * 24);
+            assert!(device.memory().peak_bytes >= before + table, "{device}: {peak}");
+            assert!((table..2 * table).contains(&peak), "{device}: {peak}");
         });
     }
 }
@@ -235,6 +241,36 @@ fn a_weight_of_several_recomputed_segments_is_refused() {
     run(1).unwrap();
     let error = run(2).unwrap_err();
     assert!(error.to_string().contains("a weight got a gradient after its layerwise update"), "{error}");
+}
+
+/// The head's gradient is of several chunks of tokens, whose sum becomes the memory of the whole.
+#[test]
+fn a_large_tied_table_has_one_gradient() {
+    const VOCAB: usize = 20_000;
+    for device in Device::for_tests() {
+        let ids: Vec<u32> = (0..600).map(|i| i * i * 7 % VOCAB as u32).collect();
+        let ids = Tensor::from_u32(&ids, [ids.len()], &device).unwrap();
+        let run = |layerwise: bool| {
+            let mut keys = init_keys(3);
+            let mut table = Shared(Embedding::new(VOCAB, 16, 0.5, keys()).unwrap());
+            let options = ArenaOptions { operands: DType::F32, group_of: &|_, _| 0, division: None, layerwise };
+            let arena = ParameterArena::with_options(&mut table, &device, options).unwrap();
+            let mut optimizer = Optimizer::new(&arena, ADAMW, 0.0, 0.0).unwrap();
+            for _ in 0..2 {
+                device.reset_peak_memory();
+                let loss = |_, scale: Option<&Tensor>| {
+                    let x = table.0.forward(&ids)?.tanh()?;
+                    x.linear_cross_entropy(table.0.weight.operand(), &ids, Criterion::default(), scale)
+                };
+                step_alone((&arena, &mut optimizer), Losses::Parts, 0..1, loss, 0.01).unwrap();
+            }
+            (arena.values().to_f32().unwrap(), device.memory().peak_by_kind[MemoryKind::Gradients])
+        };
+        let ((values, _), (own_values, peak)) = (run(false), run(true));
+        assert!(values == own_values, "{device}");
+        let table = 4 * VOCAB * 16;
+        assert!((table..table + table / 2).contains(&peak), "{device}: {peak} of {table}");
+    }
 }
 
 struct Shared(Embedding);
