@@ -272,3 +272,34 @@ fn what_auto_cannot_be_is_refused_where_it_was_set() {
     let many = ["--set", "train.recompute_blocks=9", "--set", "train.recompute=block"];
     plan(&many).fails_with(&["train.recompute_blocks", "is 9, and the model has 1 blocks"]);
 }
+
+#[test]
+fn a_batch_that_does_not_fit_in_the_one_pass_of_layerwise_updates_is_refused() {
+    let sandbox = Sandbox::new();
+    let layerwise = ["--set", "train.update=layerwise", "--set", "model.block_size=32", "--set", "log.samples=false"];
+    let wide = [&["--batch-size", "256"], &layerwise[..]].concat();
+    let plan = |mib: &str, further: &[&str]| {
+        let args = [&["plan", "tiny.toml", "--json"], &ON_CPU[..], further].concat();
+        sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)])
+    };
+    let all = plan("4000", &wide).succeeds().json();
+    let mib = ((all["host_bytes"].as_u64().unwrap() >> 20) / 2 + 4).to_string();
+    let told =
+        ["a batch of 256 x 32 tokens needs", "\"layerwise\" computes it in one pass", "a smaller train.batch_size"];
+    train_within(&sandbox, &mib, &wide).fails_with(&told);
+    assert!(sandbox.runs().is_empty());
+    let planned = plan(&mib, &wide).json();
+    assert!(
+        planned["does_not_fit"].as_str().is_some_and(|why| told.iter().all(|part| why.contains(part))),
+        "{planned}"
+    );
+    // What is advised is taken.
+    let largest = planned["largest_batch_size"].as_u64().unwrap();
+    assert!((2..256).contains(&largest), "{planned}");
+    let run = train_within(&sandbox, &mib, &[&["--batch-size", "auto"], &layerwise[..]].concat()).succeeds();
+    assert!(!notes(&run).contains("passes"), "{}", notes(&run));
+    let summed = ["updates parameters before gradients are summed", "train.update = \"step\""];
+    plan("4000", &[&layerwise[..], &["--ranks", "2"]].concat()).fails_with(&summed);
+    let two = ["train", "--config", "tiny.toml", "--device", "cpu,cpu", "--threads", "1", "--max-steps", "2"];
+    sandbox.run(&[&two[..], &layerwise[..]].concat()).fails_with(&summed);
+}

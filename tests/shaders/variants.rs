@@ -6,7 +6,7 @@ use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
 use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{Criterion, Heads, cases};
-use rustyflow::optim::{AdjustLr, Group, Kind, MomentDtype, Optimizer, ParameterArena};
+use rustyflow::optim::{AdjustLr, ArenaOptions, Group, Kind, MomentDtype, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::BTreeSet;
@@ -190,6 +190,8 @@ fn model_steps(device: &Device) {
         let squares = optimizer.step(&parameters, 1e-3).unwrap();
         optimizer.average(&parameters, &squares).unwrap();
         optimizer.swap_averages(&parameters).unwrap();
+        let options = ArenaOptions { operands: products, group_of: &group_of, division: None, layerwise: true };
+        layerwise_step(&config, device, options, &group);
         model.logits(&ids).unwrap();
         let mut cache = model.cache(2, t).unwrap();
         // Then what needs several splits of keys, where the context holds so many.
@@ -202,6 +204,15 @@ fn model_steps(device: &Device) {
             }
         }
     }
+}
+
+/// The updates of a step that updates while backward runs.
+fn layerwise_step(config: &ModelConfig, device: &Device, options: ArenaOptions, group: &dyn Fn(usize) -> Group) {
+    let parameters = ParameterArena::with_options(&mut *build(config, 1).unwrap(), device, options).unwrap();
+    let mut optimizer = Optimizer::with_groups(&parameters, group, 1.0).unwrap();
+    let mut step = optimizer.begin_layerwise(&parameters, 1e-3).unwrap();
+    optimizer.update_rest(&parameters, &mut step).unwrap();
+    optimizer.finish_layerwise(step).unwrap();
 }
 
 /// A kind of GPU, and every different launch that it is asked for with the kernel that asks.

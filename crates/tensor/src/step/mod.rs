@@ -24,6 +24,8 @@
 //! reads to record first.
 
 mod attempt;
+#[cfg(test)]
+mod layerwise_tests;
 mod sync;
 #[cfg(test)]
 mod tests;
