@@ -127,11 +127,12 @@ step "tests" "${test[@]}" --no-fail-fast
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not; then
 # whether Vulkan's validation layer finds every access ordered.
 on_newer_mesa() {
-    step "cooperative matrices" bash scripts/test_coop.sh
+    [[ "${RUSTYFLOW_COOP:-1}" == 0 ]] || step "cooperative matrices" bash scripts/test_coop.sh
     step "synchronization" bash scripts/test_sync.sh
 }
-# Both compile shaders for minutes: where there is no time for that, RUSTYFLOW_NEWER_MESA=0 leaves them out.
-[[ "${RUSTYFLOW_NEWER_MESA:-1}" == 0 ]] || beside on_newer_mesa
+# The shaders of cooperative matrices compile for minutes: where there is no time for that, RUSTYFLOW_COOP=0 leaves them
+# out.
+beside on_newer_mesa
 
 # The other builds, and the documentation, are checked without being compiled.
 unwrapped() { env -u RUSTC_WORKSPACE_WRAPPER -u CLIPPY_ARGS "$@"; }

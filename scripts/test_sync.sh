@@ -174,7 +174,9 @@ matrix() {
     one_device
     several_ranks
     within_default_limits
-    # The shaders of cooperative matrices, which this driver compiles for a minute: small heads, and one step.
+    # The shaders of cooperative matrices, which this driver compiles for two minutes: small heads, and one step.
+    # RUSTYFLOW_COOP=0 leaves them out.
+    [[ "${RUSTYFLOW_COOP:-1}" != 0 ]] || return 0
     unset HIDE_COOPERATIVE_MATRICES
     train cooperative 1 "${one[@]}" "${mixed[@]}" --set model.n_layer=1 --set model.n_head=4 --set train.eval_every=0
 }
