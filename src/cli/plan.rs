@@ -173,16 +173,16 @@ fn print(plan: &RunPlan) -> Result<()> {
     output::line(format_args!("batch      {} x {} tokens{largest}", plan.batch_size, plan.block_size))?;
     let recomputed = match plan.recompute_flops_per_step {
         0.0 => String::new(),
-        flops => format!(", and {} more that recomputes blocks", units::count(flops)),
+        flops => format!(", and {} more that recomputes blocks", units::si(flops, "FLOP")),
     };
-    let flops = units::count(plan.flops_per_step);
-    output::line(format_args!("step       {} tokens, {flops} FLOP{recomputed}", plan.tokens_per_step))?;
+    let flops = units::si(plan.flops_per_step, "FLOP");
+    output::line(format_args!("step       {} tokens, {flops}{recomputed}", plan.tokens_per_step))?;
     output::line(format_args!(
-        "run        {} steps, {:.2} epochs of {} tokens, {} FLOP",
+        "run        {} steps, {:.2} epochs of {} tokens, {}",
         plan.steps,
         plan.epochs,
         units::count(plan.train_tokens as f64),
-        units::count(plan.flops)
+        units::si(plan.flops, "FLOP")
     ))?;
     if let Some(time) = &plan.time {
         let span = Duration::from_secs_f64(time.seconds.clamp(1.0, 1e12));

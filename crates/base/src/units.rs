@@ -63,8 +63,17 @@ pub fn duration(seconds: f64) -> String {
 
 /// Three digits and the prefix of the unit: "47.1 TFLOP/s", "8.00 us".
 pub fn si(value: f64, unit: &str) -> String {
-    const PREFIXES: [(f64, &str); 7] =
-        [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")];
+    const PREFIXES: [(f64, &str); 9] = [
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "G"),
+        (1e6, "M"),
+        (1e3, "k"),
+        (1.0, ""),
+        (1e-3, "m"),
+        (1e-6, "u"),
+    ];
     if value < 1e-9 {
         return format!("0 {unit}");
     }
@@ -149,6 +158,12 @@ mod tests {
         let shown = [0.0, 0.000_123_4, 0.0592, 0.5, 0.9997, 1.2, 54.106, 172.3, 1e6 / 3.0].map(digits);
         assert_eq!(shown, ["0", "0.000123", "0.0592", "0.5", "1.00", "1.20", "54.1", "172", "333333"]);
         assert_eq!([59.2e9, 1.0e12].map(flop_rate_unit), [("GFLOP/s", 1e9), ("TFLOP/s", 1e12)]);
+    }
+
+    #[test]
+    fn units_have_the_prefix_of_their_size() {
+        let shown = [0.0, 8e-6, 6.85e9, 1.31e13, 9.996e14, 1.31e19].map(|flops| si(flops, "FLOP"));
+        assert_eq!(shown, ["0 FLOP", "8.00 uFLOP", "6.85 GFLOP", "13.1 TFLOP", "1.00 PFLOP", "13.1 EFLOP"]);
     }
 
     #[test]

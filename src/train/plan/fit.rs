@@ -166,10 +166,11 @@ impl Run<'_> {
             let context = if config.model.context > 0 { self.shape.block_size } else { config.model.block_size };
             let shape = ModelConfig { block_size: context, ..self.shape.clone() };
             let run = Run { config, shape: &shape, ..*self };
+            if run.limit(1)?.is_some() || run.shortage_of_one(2, memory)?.is_some() {
+                return Ok(false);
+            }
             // Layerwise updates need the whole batch in one pass.
-            let whole = config.train.batch_size;
-            let splits = !config.train.is_layerwise() || run.shortage(whole, 1, memory)?.is_none();
-            Ok(splits && run.limit(1)?.is_none() && run.shortage_of_one(2, memory)?.is_none())
+            Ok(!config.train.is_layerwise() || run.shortage(config.train.batch_size, 1, memory)?.is_none())
         };
         let shorter = |config: &Config| -> Result<Option<usize>> {
             let mut config = config.clone();
