@@ -1,8 +1,7 @@
 //! Runs whose parameters are updated while backward runs.
 
-use super::recompute::{configuration, outcome, run};
+use super::recompute::{configuration, gpt2_124m, outcome, run};
 use crate::Device;
-use crate::models::{ModelConfig, ModelKind};
 use crate::profile::MemoryKind;
 use crate::testing::buffers::with_at_most;
 use crate::train::plan::Footprint;
@@ -92,17 +91,7 @@ fn a_run_may_change_when_it_updates() {
 #[test]
 fn gradients_take_the_memory_of_a_few_layers() {
     let dir = tempfile::tempdir().unwrap();
-    let shape = ModelConfig {
-        kind: ModelKind::GPT2,
-        vocab_size: 50_304,
-        block_size: 64,
-        n_layer: 12,
-        n_head: 12,
-        n_embd: 768,
-        bias: true,
-        tie_embeddings: true,
-        llama: None,
-    };
+    let shape = gpt2_124m(64);
     let dry_run = crate::tensor::DryRun::new(crate::gpu::Limits::WEBGPU_DEFAULT);
     for device in [Device::Cpu, Device::DryRun(dry_run)] {
         let of = |update: &str| {

@@ -104,21 +104,26 @@ fn a_resumed_run_is_the_same_to_the_bit() {
     }
 }
 
-/// GPT-2 with 124 million parameters and a context of 8192: without a GPU, for none of it has values.
-#[test]
-fn a_long_context_takes_a_fifth_of_the_activations_and_the_work_that_was_told() {
-    let dir = tempfile::tempdir().unwrap();
-    let shape = ModelConfig {
+/// GPT-2 with 124 million parameters and this context.
+pub(super) fn gpt2_124m(block_size: usize) -> ModelConfig {
+    ModelConfig {
         kind: ModelKind::GPT2,
         vocab_size: 50_304,
-        block_size: 8192,
+        block_size,
         n_layer: 12,
         n_head: 12,
         n_embd: 768,
         bias: true,
         tie_embeddings: true,
         llama: None,
-    };
+    }
+}
+
+/// GPT-2 with 124 million parameters and a context of 8192: without a GPU, for none of it has values.
+#[test]
+fn a_long_context_takes_a_fifth_of_the_activations_and_the_work_that_was_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = gpt2_124m(8192);
     for (device, precision) in
         [(Device::Cpu, "f32"), (Device::DryRun(crate::tensor::DryRun::new(crate::gpu::Limits::WEBGPU_DEFAULT)), "f32")]
     {

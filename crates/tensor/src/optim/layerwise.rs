@@ -9,8 +9,7 @@
 //! g <- g min(1, clip / (n + 1e-6))
 //! ```
 //! The norm of a step whose gradients are finite is kept for the next, and saved with the moments. Once a gradient is
-//! not finite, the segments that are still to come are not updated, and the step counts as skipped; those before it are.
-//! In mixed precision, the scale of the loss is adapted after the last segment.
+//! not finite, the segments before it have been updated, those after it are not, and the step counts as skipped. In mixed precision, the scale of the loss is adapted after the last segment.
 
 use super::arena::ParameterArena;
 use super::loss_scale::LossScale;

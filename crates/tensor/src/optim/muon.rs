@@ -5,10 +5,10 @@
 //! p <- p (1 - lr decay) - lr adjust orthogonal(u)                              orthogonal: newton_schulz.rs
 //! adjust = sqrt(max(1, outputs / inputs)), or 0.2 sqrt(max(outputs, inputs))   Moonlight: Liu et al. 2025
 //! ```
-//! Of a weight that fuses several matrices each is made orthogonal by itself. Matrices of one shape make a batch, so
-//! that the launches of an update do not grow with the number of layers (of layerwise updates, a batch is of one segment);
-//! a batch takes a bounded workspace. Where the
-//! norm of all gradients is not finite nothing changes, as in the other rules (`update.rs`).
+//! Of a weight that fuses several matrices each is made orthogonal by itself. Matrices of one shape make a batch (of
+//! layerwise updates, those of one segment), so that the launches of an update do not grow with the number of layers; a
+//! batch takes a bounded workspace. Where the norm of all gradients is not finite nothing changes, as in the other rules
+//! (`update.rs`).
 
 use super::int8::{self, BLOCK, RECORD_WORDS, record_len, table_of};
 use super::layout::{ALIGN, Entry};

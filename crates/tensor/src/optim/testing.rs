@@ -21,6 +21,15 @@ pub const KINDS: [Kind; 8] = [
 
 pub const DTYPES: [MomentDtype; 2] = [MomentDtype::F32, MomentDtype::Int8];
 
+/// Every device with operands of f32, and with those of f16 if it has them.
+pub fn precisions() -> impl Iterator<Item = (Device, DType)> {
+    let both = |device: Device| {
+        let mixed = device.has_f16().then(|| (device.clone(), DType::F16));
+        [(device, DType::F32)].into_iter().chain(mixed)
+    };
+    Device::for_tests().into_iter().flat_map(both)
+}
+
 /// The arena and the optimizer of a module, with a decay of 0.1 and clipping at 1. What Muon does not update, AdamW
 /// does.
 pub fn optimizer(module: &mut dyn Module, device: &Device, kind: Kind) -> (ParameterArena, Optimizer) {

@@ -138,8 +138,8 @@ impl<'a> Attempt<'a> {
 /// The error of a layerwise step that has updated some parameters and cannot be retried.
 fn half_updated(error: &Error) -> Error {
     let (error, what) = (error.to_string(), "some layers were updated before, which cannot be undone");
-    let remedy = "resume from the last checkpoint, with train.recompute = \"block\", optimizer.state_dtype = \"int8\" or \
-                  train.update = \"step\"";
+    let remedy = "resume from the last checkpoint, with train.recompute = \"block\", \
+                  optimizer.state_dtype = \"int8\" or train.update = \"step\"";
     Error::Invalid(format!("{}: {what}; {remedy}", error.lines().next().unwrap_or_default()))
 }
 

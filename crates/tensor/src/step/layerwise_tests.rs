@@ -4,7 +4,7 @@ use super::{Losses, step_alone};
 use crate::gpu::Limits;
 use crate::nn::{Embedding, Linear, Module, Parameter, init_keys};
 use crate::ops::Criterion;
-use crate::optim::testing::{ADAMW, DTYPES, KINDS, Net};
+use crate::optim::testing::{ADAMW, DTYPES, KINDS, Net, precisions};
 use crate::optim::{ArenaOptions, Group, Kind, MomentDtype, Optimizer, ParameterArena};
 use crate::profile::MemoryKind;
 use crate::tensor::{DryRun, recompute, with_hook};
@@ -53,14 +53,6 @@ fn steps(
         norms.push(update.squares.to_f32().unwrap()[0]);
     }
     [losses, norms, arena.values().to_f32().unwrap()]
-}
-
-fn precisions() -> impl Iterator<Item = (Device, DType)> {
-    let both = |device: Device| {
-        let mixed = device.has_f16().then(|| (device.clone(), DType::F16));
-        [(device, DType::F32)].into_iter().chain(mixed)
-    };
-    Device::for_tests().into_iter().flat_map(both)
 }
 
 #[test]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::nn::{Linear, Module, Parameter, init_keys, join};
+use crate::optim::testing::precisions;
 use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::testing::faults::Countdown;
 use crate::{DType, Device};
@@ -92,14 +93,6 @@ impl GradientSync for Counted {
     fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
         Ok(())
     }
-}
-
-fn precisions() -> impl Iterator<Item = (Device, DType)> {
-    let both = |device: Device| {
-        let mixed = device.has_f16().then(|| (device.clone(), DType::F16));
-        [(device, DType::F32)].into_iter().chain(mixed)
-    };
-    Device::for_tests().into_iter().flat_map(both)
 }
 
 #[test]

@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn the_bound_is_the_larger_norm_and_what_is_not_finite_stays() {
     let nan = f32::NAN;
-    // Sums, the step before, so far, the scale of the loss; then so far, the bound, and what gradients are multiplied by.
+    // Sums, the step before, so far, the scale of the loss; then so far, the bound, and the gradients' factor.
     type Case = ([f32; 2], f32, f32, Option<f32>, [f32; 3]);
     let cases: [Case; 7] = [
         ([3.0, 4.0], 1.0, 2.0, None, [9.0, 9.0, 0.0]),
