@@ -125,11 +125,13 @@ pub fn write(model: Option<&Path>, format: Option<Format>, args: &Written) -> Re
     let of_ending = if ending.eq_ignore_ascii_case("gguf") { Format::Gguf } else { Format::Safetensors };
     let form = args.form(format.unwrap_or(of_ending))?;
     check_output(&args.output, form, args.force)?;
-    let folder = model::find(model)?;
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, conventions) = model::load(WeightDtype::F32, &folder, &Device::Cpu)?;
-    let (tokens, text) = text(args, &folder, &conventions.tokenizer)?;
+    let (folder, (model, conventions, (tokens, text))) = model::read(model, |folder| {
+        let (model, conventions) = model::load(WeightDtype::F32, folder, &Device::Cpu)?;
+        let text = text(args, folder, &conventions.tokenizer)?;
+        Ok((model, conventions, text))
+    })?;
     // An adapter without a tokenizer has that of its model.
     let source = tokenizer_folder(&folder)?;
     let options = ExportOptions { source: &source, output: &args.output, form, force: args.force, device };

@@ -8,6 +8,24 @@ use crate::train::{find_model, load_model, newest_run};
 use crate::{Device, Error, Result};
 use std::path::{Path, PathBuf};
 
+/// How often a model is found anew whose folder was deleted while it was read.
+const MOST_TRIES: usize = 10;
+
+/// Reads from the folder of the model of this name. A run that trains deletes its older checkpoints: if one is deleted
+/// meanwhile, the next is read.
+pub fn read<T>(name: Option<&Path>, read: impl Fn(&Path) -> anyhow::Result<T>) -> anyhow::Result<(PathBuf, T)> {
+    for _ in 1..MOST_TRIES {
+        let folder = find(name)?;
+        let result = read(&folder);
+        if folder.exists() {
+            return Ok((folder, result?));
+        }
+    }
+    let folder = find(name)?;
+    let result = read(&folder)?;
+    Ok((folder, result))
+}
+
 /// As [`find_model`], of a run by its name too; without a name that of the newest run.
 pub fn find(name: Option<&Path>) -> anyhow::Result<PathBuf> {
     let dir = configuration::run_dir()?;

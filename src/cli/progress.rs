@@ -279,12 +279,12 @@ pub fn epoch_line(epoch: usize, seconds: f64) -> String {
     format!("epoch {epoch:>5}  {}", units::duration(seconds))
 }
 
-/// "bits per byte 1.234", or of a tokenizer that does not keep the text, what it is per.
+/// "bits per byte 1.2345", or of a tokenizer that does not keep the text, what it is per.
 fn bits_per_byte(result: &Evaluation) -> String {
     match result {
-        Evaluation { bits_per_byte, lossless: true, .. } => format!("bits per byte {bits_per_byte:.3}"),
+        Evaluation { bits_per_byte, lossless: true, .. } => format!("bits per byte {bits_per_byte:.4}"),
         Evaluation { bits_per_byte, unknown_share, .. } => {
-            format!("bits per decodable byte {bits_per_byte:.3} ({:.1}% unknown)", 100.0 * unknown_share)
+            format!("bits per decodable byte {bits_per_byte:.4} ({:.1}% unknown)", 100.0 * unknown_share)
         }
     }
 }
@@ -321,7 +321,7 @@ mod tests {
             stride: 4,
         };
         let line = |result: &Evaluation| evaluation_line(7, result, true);
-        let told = "step      7  validation loss 800.0000  perplexity above 1e300  bits per byte 2.500  (best)";
+        let told = "step      7  validation loss 800.0000  perplexity above 1e300  bits per byte 2.5000  (best)";
         assert_eq!(line(&result), told);
         (result.loss, result.perplexity) = (2.0, 7.389);
         assert!(line(&result).contains("  perplexity 7.39  "), "{}", line(&result));

@@ -42,6 +42,7 @@ const CHANGEABLE: &[&str] = &[
     "train.recompute",
     "train.recompute_blocks",
     "train.update",
+    "train.offload",
     "train.device_batch",
     "train.reduce_dtype",
     "train.shard_optimizer",

@@ -113,6 +113,16 @@ choice! {
 }
 
 choice! {
+    /// What lies in host memory while a GPU trains.
+    Offload {
+        /// Nothing.
+        None = "none",
+        /// Weights in f32 and the optimizer's moments.
+        Optimizer = "optimizer",
+    }
+}
+
+choice! {
     /// Storage type of the optimizer's moments.
     StateDtype {
         /// 4 bytes each.

@@ -2,8 +2,8 @@
 //! the template, the JSON Schema and the tables of `docs/configuration.md` are generated from this table.
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, StateDtype,
-    UpdateTime, WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    StateDtype, UpdateTime, WeightDtype,
 };
 use super::keys::Key;
 use super::keys::Kind::*;
@@ -106,6 +106,7 @@ keys! {
     "train.recompute": Choice(Recompute::CHOICES), ANY, "Activation recomputation in backward, see below.";
     "train.recompute_blocks": Count, ANY, "Blocks that `block` recomputes, the first ones; 0: all.";
     "train.update": Choice(UpdateTime::CHOICES), ANY, "Update after backward, or while it runs, see below.";
+    "train.offload": Choice(Offload::CHOICES), ANY, "What lies in host memory, see below.";
     "train.device_batch": DeviceBatch, ANY, "Shares of the devices in a step, see below. Empty: equal.";
     "train.reduce_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";

@@ -45,8 +45,8 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, StateDtype,
-    UpdateTime, WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    StateDtype, UpdateTime, WeightDtype,
 };
 pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};

@@ -12,8 +12,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype, UpdateTime,
-    WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype,
+    UpdateTime, WeightDtype,
 };
 use super::device_batch::DeviceBatch;
 use super::devices::Devices;
@@ -200,6 +200,9 @@ pub struct TrainConfig {
     pub recompute_blocks: usize,
     /// `step`, or `layerwise`: while backward runs, so that gradients take the memory of a few layers. Default `step`.
     pub update: UpdateTime,
+    /// `none`, or `optimizer`: weights in f32 and moments in host memory, updated by the CPU while backward runs.
+    /// Default `none`.
+    pub offload: Offload,
     /// The proportion in which devices share the sequences of a step: a number for each, or `auto`. Default empty:
     /// equal shares.
     pub device_batch: DeviceBatch,
@@ -236,6 +239,7 @@ impl Default for TrainConfig {
             recompute: Recompute::None,
             recompute_blocks: 0,
             update: UpdateTime::Step,
+            offload: Offload::None,
             device_batch: DeviceBatch::default(),
             reduce_dtype: WeightDtype::F32,
             shard_optimizer: false,
@@ -257,7 +261,17 @@ impl TrainConfig {
 
     /// Whether parameters are updated while backward runs.
     pub fn is_layerwise(&self) -> bool {
-        self.update == UpdateTime::Layerwise
+        self.update == UpdateTime::Layerwise || self.offloads_optimizer()
+    }
+
+    /// Whether weights in f32 and moments lie in host memory.
+    pub fn offloads_optimizer(&self) -> bool {
+        self.offload == Offload::Optimizer
+    }
+
+    /// The setting for which [`TrainConfig::is_layerwise`], as a configuration file has it.
+    pub fn why_layerwise(&self) -> &'static str {
+        if self.offloads_optimizer() { "train.offload = \"optimizer\"" } else { "train.update = \"layerwise\"" }
     }
 
     /// How many of so many blocks are recomputed; all where `auto` is not resolved.

@@ -4,7 +4,7 @@
 
 use toml::Table;
 
-use super::choice::{NonFinite, OptimizerKind, Recompute, Schedule};
+use super::choice::{NonFinite, OptimizerKind, Precision, Recompute, Schedule};
 use super::keys::KEYS;
 use super::layers::Resolved;
 use super::origin::Origin;
@@ -98,19 +98,26 @@ fn recompute(c: &Checker) -> Result<()> {
     Ok(())
 }
 
-/// Updates while backward runs need all gradients of a step in one pass.
+/// Updates while backward runs need all gradients of a step in one pass; those in host memory, f16 copies on the device.
 fn layerwise(c: &Checker) -> Result<()> {
-    let (train, update) = (&c.config().train, "train.update");
+    let train = &c.config().train;
     if !train.is_layerwise() {
         return Ok(());
     }
+    let (setting, word) =
+        if train.offloads_optimizer() { ("train.offload", "optimizer") } else { ("train.update", "layerwise") };
     let refused = |key: &str, value: String, why: &str| {
-        let (own, other) = (c.tell(update, "layerwise"), c.tell(key, value));
+        let (own, other) = (c.tell(setting, word), c.tell(key, value));
         let message = format!("{own} and {other}, which exclude each other: {why}");
-        Err(c.fail(&[key, update], message))
+        Err(c.fail(&[key, setting], message))
     };
+    if train.offloads_optimizer() && c.config().device.precision != Precision::Mixed {
+        let why = "the device computes with f16 copies of the weights; set device.precision = \"mixed\"";
+        return refused("device.precision", "f32".into(), why);
+    }
     if train.grad_accum_steps > 1 {
-        let why = "gradients of earlier micro-batches are freed; use a larger train.batch_size, or train.update = step";
+        let why = "gradients of earlier micro-batches are freed; use a larger train.batch_size, or train.update = step \
+                   without train.offload";
         return refused("train.grad_accum_steps", train.grad_accum_steps.to_string(), why);
     }
     if train.shard_optimizer {

@@ -64,6 +64,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("train.recompute", "block"),
     ("train.recompute_blocks", "1"),
     ("train.update", "step"),
+    ("train.offload", "none"),
     ("train.device_batch", "[2]"),
     ("train.reduce_dtype", "f16"),
     ("train.shard_optimizer", "true"),

@@ -190,7 +190,7 @@ fn model_steps(device: &Device) {
         let squares = optimizer.step(&parameters, 1e-3).unwrap();
         optimizer.average(&parameters, &squares).unwrap();
         optimizer.swap_averages(&parameters).unwrap();
-        let options = ArenaOptions { operands: products, group_of: &group_of, division: None, layerwise: true };
+        let options = ArenaOptions { group_of: &group_of, layerwise: true, ..ArenaOptions::new(products) };
         layerwise_step(&config, device, options, &group);
         model.logits(&ids).unwrap();
         let mut cache = model.cache(2, t).unwrap();

@@ -54,12 +54,15 @@ pub struct Args {
 
 pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let config = configuration::of_environment()?;
-    let folder = model::find(args.model.as_deref())?;
-    let template = template(&folder, args.chat_template.as_deref().unwrap_or(&config.data.chat_template))?;
-    let device = device::open(&args.device.over(&config.device))?;
-    let (model, text) = model::load(args.dtype, &folder, &device)?;
-    let tokenizer = &text.tokenizer;
-    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, tokenizer)?;
+    let spec = args.chat_template.as_deref().unwrap_or(&config.data.chat_template);
+    let (folder, (template, model, text, settings)) = model::read(args.model.as_deref(), |folder| {
+        let template = template(folder, spec)?;
+        let device = device::open(&args.device.over(&config.device))?;
+        let (model, text) = model::load(args.dtype, folder, &device)?;
+        let settings = args.sampling.over_run(folder, config.generate.clone(), &text.tokenizer)?;
+        Ok((template, model, text, settings))
+    })?;
+    let (tokenizer, (settings, sampling)) = (&text.tokenizer, settings);
     let conversation = Conversation::new(&template, tokenizer, args.system.as_deref());
     let ending = text.ending(&template, conversation.system(), settings.stop)?;
     let interactive = !args.json && io::stdin().is_terminal() && io::stdout().is_terminal();

@@ -12,9 +12,11 @@ use std::path::Path;
 /// Answers the questions in `path` by the model of this folder.
 pub fn run(args: &Args, path: &Path) -> Result<()> {
     let questions = read_questions(path)?;
-    let folder = model::find(args.model.as_deref())?;
-    let (model, text) = model::load(WeightDtype::F32, &folder, &args.open_device()?)?;
-    let context = args.context(&folder, model.config().block_size)?;
+    let (folder, (model, text, context)) = model::read(args.model.as_deref(), |folder| {
+        let (model, text) = model::load(WeightDtype::F32, folder, &args.open_device()?)?;
+        let context = args.context(folder, model.config().block_size)?;
+        Ok((model, text, context))
+    })?;
     let result = evaluate_choices(&*model, &text.tokenizer, &questions, context, args.batch_size);
     let result = result.map_err(|error| match error {
         Error::Invalid(message) => Error::Corpus { path: path.to_path_buf(), message },

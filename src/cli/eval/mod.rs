@@ -82,11 +82,13 @@ impl Args {
 }
 
 fn on_text(args: &Args) -> Result<()> {
-    let folder = model::find(args.model.as_deref())?;
-    let Text { corpus, split, packing, name: source } = Text::open(args, &folder)?;
-    let device = args.open_device()?;
-    let (model, text) = model::load(WeightDtype::F32, &folder, &device)?;
-    let context = args.context(&folder, model.config().block_size)?;
+    let (folder, (evaluated, model, text, context)) = model::read(args.model.as_deref(), |folder| {
+        let evaluated = Text::open(args, folder)?;
+        let (model, text) = model::load(WeightDtype::F32, folder, &args.open_device()?)?;
+        let context = args.context(folder, model.config().block_size)?;
+        Ok((evaluated, model, text, context))
+    })?;
+    let Text { corpus, split, packing, name: source } = evaluated;
     let stride = args.stride.unwrap_or(context);
     if stride == 0 || stride > context {
         return Err(Error::Invalid(format!("--stride is {stride}; expected 1 to the context, {context}")).into());

@@ -55,11 +55,13 @@ pub struct Args {
 pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
-    let folder = model::find(args.model.as_deref())?;
-    let (model, conventions) = model::load(args.dtype, &folder, &device)?;
-    let tokenizer = &conventions.tokenizer;
+    let (folder, (model, conventions, settings)) = model::read(args.model.as_deref(), |folder| {
+        let (model, conventions) = model::load(args.dtype, folder, &device)?;
+        let settings = args.sampling.over_run(folder, config.generate.clone(), &conventions.tokenizer)?;
+        Ok((model, conventions, settings))
+    })?;
+    let (tokenizer, (settings, sampling)) = (&conventions.tokenizer, settings);
     tracing::info!("model {}", folder.display());
-    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, tokenizer)?;
     let given = match &args.prompts {
         Some(path) => prompts::of_file(path)?,
         None => vec![prompts::one(&args.prompt, args.prompt_file.as_deref())?],

@@ -313,7 +313,7 @@ mod tests {
                 "││ tokens/s      12.3k ",
                 "││ learning rate 0.001 ",
                 "││ epoch         0.50 of 2.00 ",
-                "│ step    200  validation loss 2.5000  perplexity 12.18  bits per byte 3.600  (best) ",
+                "│ step    200  validation loss 2.5000  perplexity 12.18  bits per byte 3.6000  (best) ",
                 "  25% ━━━━━━",
                 "  step 250/1000  0:0",
             ],

@@ -275,10 +275,18 @@ fn what_updates_during_backward_cannot_be_combined_with() {
         ("train.shard_optimizer=true", ["train.shard_optimizer is true", "for one device"]),
         ("train.sync_every=5", ["train.sync_every is 5", "for one device"]),
     ] {
-        let layers = Layers::new().set("train.update=layerwise").unwrap();
-        let message = error_of(layers.clone().set("train.eval_every=0").unwrap().set(setting).and_then(Layers::build));
-        assert_has(&message, &["train.update is layerwise"]);
-        assert_has(&message, &parts);
-        layers.build().unwrap();
+        for (own, told) in [
+            ("train.update=layerwise", "train.update is layerwise"),
+            ("train.offload=optimizer", "train.offload is optimizer"),
+        ] {
+            let layers = Layers::new().set(own).unwrap().set("device.precision=mixed").unwrap();
+            let with = layers.clone().set("train.eval_every=0").unwrap().set(setting);
+            let message = error_of(with.and_then(Layers::build));
+            assert_has(&message, &[told]);
+            assert_has(&message, &parts);
+            layers.build().unwrap();
+        }
     }
+    let f32 = error_of(Layers::new().set("train.offload=optimizer").and_then(Layers::build));
+    assert_has(&f32, &["train.offload is optimizer", "device.precision is f32", "device.precision = \"mixed\""]);
 }

@@ -2,7 +2,7 @@
 //! sequence is too large.
 
 use super::{Footprint, Plan, available_memory_bytes};
-use crate::config::{Config, Recompute, StateDtype, UpdateTime, WeightDtype};
+use crate::config::{Config, Offload, Precision, Recompute, StateDtype, UpdateTime, WeightDtype};
 use crate::models::ModelConfig;
 use crate::train::setup::memory_limit::memory_limit;
 use crate::train::setup::precision::operands;
@@ -65,7 +65,10 @@ impl Need {
         let (stats, checkpoint) = (&footprint.memory, sizes.checkpoint_bytes());
         let (peak, reserved) = (stats.peak_bytes as u64, stats.reserved_bytes as u64);
         match device.is_gpu() {
-            true => Need { device: peak, host_least: checkpoint, host: checkpoint },
+            true => {
+                let host = checkpoint + footprint.host_bytes as u64;
+                Need { device: peak, host_least: host, host }
+            }
             false => Need { device: 0, host_least: peak + checkpoint, host: reserved + SCRATCH_BYTES + checkpoint },
         }
     }
@@ -147,6 +150,10 @@ impl Run<'_> {
         let alone = train.grad_accum_steps == 1 && !train.shard_optimizer && train.sync_every == 0;
         if !train.is_layerwise() && alone && self.place.ranks == 1 && lora.rank == 0 {
             savings.push(("train.update = \"layerwise\"", |config| config.train.update = UpdateTime::Layerwise));
+        }
+        let is_mixed = self.config.device.precision == Precision::Mixed;
+        if !train.offloads_optimizer() && alone && self.place.ranks == 1 && lora.rank == 0 && is_mixed {
+            savings.push(("train.offload = \"optimizer\"", |config| config.train.offload = Offload::Optimizer));
         }
         let can_adapt = !model.init.is_empty() && !model.new_tokenizer && lora.rank == 0;
         if can_adapt {
@@ -244,9 +251,10 @@ pub(super) fn check_one_device(config: &Config, ranks: usize) -> Result<()> {
     if !config.train.is_layerwise() || ranks == 1 {
         return Ok(());
     }
-    let why = "updates parameters before gradients are summed over the devices";
+    let (setting, why) =
+        (config.train.why_layerwise(), "updates parameters before gradients are summed over the devices");
     let remedy = "use one device, or train.update = \"step\" with train.shard_optimizer = true to save memory";
-    Err(Error::Invalid(format!("train.update = \"layerwise\" {why}: {remedy}")))
+    Err(Error::Invalid(format!("{setting} {why}: {remedy}")))
 }
 
 impl Passes {
@@ -316,9 +324,10 @@ impl Run<'_> {
     fn cannot_split(&self, why: &Shortage, rows: usize) -> Error {
         let [needed, available] = units::unequal_bytes([why.needed, why.available]);
         let (tokens, whose) = (self.config.model.block_size, if why.on_device { "the device" } else { "this machine" });
+        let setting = self.config.train.why_layerwise();
         Error::Invalid(format!(
             "a batch of {rows} x {tokens} tokens needs {needed}, {whose} has {available} available, and \
-             train.update = \"layerwise\" computes it in one pass: use a smaller train.batch_size (\"auto\" finds it), \
+             {setting} computes it in one pass: use a smaller train.batch_size (\"auto\" finds it), \
              train.recompute = \"block\", or train.update = \"step\""
         ))
     }

@@ -21,7 +21,9 @@ use std::sync::Arc;
 pub struct Footprint {
     /// Pool memory after updates and an evaluation.
     pub memory: MemoryStats,
-    /// The kernels of one update.
+    /// Host memory of offloaded weights and moments.
+    pub host_bytes: usize,
+    /// The device's kernels of one update.
     pub update: Vec<Cost>,
     /// The kernels of one evaluation batch.
     pub evaluation: Vec<Cost>,
@@ -55,6 +57,10 @@ impl Footprint {
         let shape = [batch_size, config.model.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
+        let host = match parameters.optimizer_device() {
+            Device::DryRun(host) if parameters.is_offloaded() => Some(host),
+            _ => None,
+        };
         batch.update((&parameters, &mut optimizer, &mut *sync), micro_batches)?;
         dry_run.take_costs();
         batch.update((&parameters, &mut optimizer, &mut *sync), micro_batches)?;
@@ -65,7 +71,8 @@ impl Footprint {
         no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1.0))?;
         let evaluation = dry_run.take_costs();
         let launches = dry_run.take_plans().into_iter().flat_map(|(_, plan)| plan.launches).collect();
-        Ok(Footprint { memory: dry_run.memory(), update, evaluation, launches })
+        let host_bytes = host.map_or(0, |host| host.memory().peak_bytes);
+        Ok(Footprint { memory: dry_run.memory(), host_bytes, update, evaluation, launches })
     }
 }
 

@@ -348,12 +348,14 @@ impl RunPlan {
             Rates::Peaks(peaks) => {
                 let [step, evaluation] =
                     [&footprint.update, &footprint.evaluation].map(|costs| self.work.seconds(peaks, costs));
+                let offload = self.resolved.config.train.offloads_optimizer();
                 let source = format!(
                     "the work of every kernel at the device's peaks just now, {} in {} GEMMs and {}: large models \
-                     come within twice of that, small ones, whose kernels are short, do not",
+                     come within twice of that, small ones, whose kernels are short, do not{}",
                     units::si(1e12 * peaks.tflops, "FLOP/s"),
                     peaks.dtype,
-                    units::si(1e9 * peaks.gb_per_s, "B/s")
+                    units::si(1e9 * peaks.gb_per_s, "B/s"),
+                    if offload { "; without the CPU's updates, which may take longer" } else { "" }
                 );
                 (step, evaluation, source)
             }

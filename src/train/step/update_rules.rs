@@ -50,7 +50,9 @@ pub(in crate::train) fn on_device(
     let division = divides_weights(config, ranks).then_some(&division);
     let operands = operands(config.device.precision);
     let layerwise = config.train.is_layerwise();
-    let options = ArenaOptions { operands, group_of: &number_of, division, layerwise };
+    let of_matmuls_alone: &dyn Fn(&str) -> bool = &|name| of_matmuls.contains(name);
+    let offload = config.train.offloads_optimizer().then_some(of_matmuls_alone);
+    let options = ArenaOptions { operands, group_of: &number_of, division, layerwise, offload };
     let parameters = ParameterArena::with_options(&mut *model, device, options)?;
     let part = shards(&parameters, &group_of, ranks).swap_remove(rank);
     let mut optimizer = Optimizer::of_part(&parameters, &group_of, config.train.grad_clip, &part)?;

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 const LAYERWISE: &str = "train.update=layerwise";
+const OFFLOAD: &str = "train.offload=optimizer";
 const ONE_PASS: &str = "train.grad_accum_steps=1";
 
 /// So small that every block has buckets of its own.
@@ -56,16 +57,18 @@ fn without_clipping_a_run_has_the_bits_of_updates_after_backward() {
 #[test]
 fn a_resumed_run_is_the_same_to_the_bit() {
     let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
-    let devices = Device::for_tests().into_iter().map(|device| (device, "optimizer.state_dtype=int8")).chain(mixed);
-    for (device, setting) in devices {
+    let devices = Device::for_tests().into_iter().map(|device| (device, "optimizer.state_dtype=int8"));
+    let devices = devices.chain(mixed).map(|(device, setting)| (device, setting, LAYERWISE));
+    let offloaded = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed", OFFLOAD));
+    for (device, setting, updates) in devices.chain(offloaded) {
         let dir = tempfile::tempdir().unwrap();
         // Clipped in every step.
-        let settings = [LAYERWISE, ONE_PASS, "train.grad_clip=0.1", "train.recompute=block", setting];
+        let settings = [updates, ONE_PASS, "train.grad_clip=0.1", "train.recompute=block", setting];
         let (resolved, stop) = (configuration(dir.path(), &settings), AtomicBool::new(false));
         let devices = std::slice::from_ref(&device);
         let verified =
             with_at_most(MOST, || verify_resume(&resolved, 3, devices, Path::new("data"), None, &stop).unwrap());
-        assert!(verified.differences.is_empty(), "{device} {setting}: {:?}", verified.differences);
+        assert!(verified.differences.is_empty(), "{device} {setting} {updates}: {:?}", verified.differences);
     }
 }
 

@@ -78,6 +78,9 @@ fn of_text(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Op
             check_joined(args)?;
             return Ok(None);
         }
+        "split" | "rsplit" if args.first().is_some_and(|separator| separator.as_str() == Some("")) => {
+            return Err(wrong("empty separator"));
+        }
         "rsplit" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
             Value::from_iter(rsplit(text, separator, most))

@@ -109,7 +109,7 @@ impl Trainer {
 
     /// A trainer with parameter groups, such as matrices updated by Muon and the rest by AdamW.
     pub fn from_parts(parameters: ParameterArena, optimizer: Optimizer, learning_rate: LearningRate) -> Trainer {
-        let device = parameters.values().device();
+        let device = parameters.device();
         Trainer { parameters, optimizer, learning_rate, device, updates: 0 }
     }
 

@@ -7,12 +7,14 @@
 //! halves   | decay | do not | frozen |     f16 copies, operands of matmuls: in mixed precision
 //! f16_only | frozen |                      f16: all there is of them
 //! ```
+//! Values may lie in host memory (`offload.rs`); the device then has f32 copies of those that its kernels read.
+//!
 //! What the largest buffer of the device does not hold lies in several, cut between parameters at the same places in
 //! all arenas.
 
 use super::layout::{ALIGN, Entry, Layout, Segment, find};
 use super::optimizer::{bindable, slice};
-use super::shard::Division;
+use super::shard::{Division, shared};
 use super::values::{Held, Values};
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
@@ -36,6 +38,9 @@ pub struct ParameterArena {
     /// Where the arenas of f32 parameters, and what else counts as they do, go on in another buffer.
     pub(super) cuts: Vec<usize>,
     pub(super) values: Values,
+    /// Where those are in host memory, the f32 values that kernels read, on the device.
+    pub(super) resident: Option<Values>,
+    device: Device,
     gradients: Gradients,
     /// The same by parameter, each with its range.
     grads: Vec<(Range<usize>, Gradient)>,
@@ -68,6 +73,16 @@ pub struct ArenaOptions<'a> {
     pub division: Option<&'a Division<'a>>,
     /// Gradients have no arena: parameters are updated while backward runs, and their gradients freed (`layerwise.rs`).
     pub layerwise: bool,
+    /// If given, f32 values and moments stay in host memory (`offload.rs`). It says of each parameter whether matmuls
+    /// alone read it, so that its f16 copy is all that the device needs. Needs f16 operands and layerwise updates.
+    pub offload: Option<&'a dyn Fn(&str) -> bool>,
+}
+
+impl<'a> ArenaOptions<'a> {
+    /// All on one device, with updates after backward, by one rule.
+    pub fn new(operands: DType) -> ArenaOptions<'a> {
+        ArenaOptions { operands, group_of: &|_, _| 0, division: None, layerwise: false, offload: None }
+    }
 }
 
 impl ParameterArena {
@@ -93,8 +108,7 @@ impl ParameterArena {
         operands: DType,
         group_of: &dyn Fn(&str, &Parameter) -> usize,
     ) -> Result<ParameterArena> {
-        let options = ArenaOptions { operands, group_of, division: None, layerwise: false };
-        ParameterArena::with_options(module, device, options)
+        ParameterArena::with_options(module, device, ArenaOptions { group_of, ..ArenaOptions::new(operands) })
     }
 
     /// [`ParameterArena::new`] with these options.
@@ -103,20 +117,31 @@ impl ParameterArena {
     /// Those of [`ParameterArena::new`].
     #[doc(hidden)]
     pub fn with_options(module: &mut dyn Module, device: &Device, options: ArenaOptions) -> Result<ParameterArena> {
-        let ArenaOptions { operands, group_of, division, layerwise } = options;
+        let ArenaOptions { operands, group_of, division, layerwise, offload } = options;
+        if offload.is_some() && !(operands == DType::F16 && layerwise && division.is_none()) {
+            let what = "weights in host memory need f16 operands, layerwise updates and one device";
+            return Err(Error::Invalid(what.into()));
+        }
         let Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts: cuts, f16_cuts } =
             Layout::of(module, group_of, most_in_buffer(device), layerwise.then(most_layerwise))?;
         let tensors = module.parameters();
         // Padding between parameters stays zero.
-        let zeros =
-            |cuts: &[usize], len, dtype| Tensor::zeros_in_segments(cuts, len, dtype, device, MemoryKind::Parameters);
+        let zeros_on = |device: &Device, cuts: &[usize], len, dtype| {
+            Tensor::zeros_in_segments(cuts, len, dtype, device, MemoryKind::Parameters)
+        };
+        let zeros = |cuts: &[usize], len, dtype| zeros_on(device, cuts, len, dtype);
         let mixed = operands == DType::F16;
         let held = match division.filter(|_| mixed) {
             Some(division) => division.held(&entries, &segments, f32_len),
             None => Held::whole(f32_len),
         };
-        let held_cuts: Vec<usize> = cuts.iter().map(|cut| held.before(*cut)).collect();
-        let values = Values::new(zeros(&held_cuts, held.len(), DType::F32)?, held);
+        let place = |held: Held, device: &Device| -> Result<Values> {
+            let cuts: Vec<usize> = cuts.iter().map(|cut| held.before(*cut)).collect();
+            Ok(Values::new(zeros_on(device, &cuts, held.len(), DType::F32)?, held))
+        };
+        let values = place(held, &offload.map_or(device.clone(), |_| device.host()))?;
+        let of_kernels = |in_f16: &dyn Fn(&str) -> bool| Held::new(shared(&entries, in_f16), &(0..0), f32_len);
+        let resident = offload.map(|in_f16| place(of_kernels(in_f16), device)).transpose()?;
         let halves = mixed.then(|| zeros(&cuts, f32_len, DType::F16)).transpose()?;
         let f16_only = (f16_len > 0).then(|| zeros(&f16_cuts, f16_len, DType::F16)).transpose()?;
         let gradients = match layerwise {
@@ -129,9 +154,20 @@ impl ParameterArena {
                 Gradients::Arena(Tensor::zeros_in_segments(&cuts, trainable_len, DType::F32, device, kind)?)
             }
         };
-        let grads = Vec::new();
-        let mut arena =
-            ParameterArena { entries, segments, cuts, values, gradients, grads, halves, f16_only, trainable_len };
+        let (grads, on) = (Vec::new(), device.clone());
+        let mut arena = ParameterArena {
+            entries,
+            segments,
+            cuts,
+            values,
+            resident,
+            device: on,
+            gradients,
+            grads,
+            halves,
+            f16_only,
+            trainable_len,
+        };
         if device.has_values() {
             arena.write(&tensors)?;
         }
@@ -148,7 +184,8 @@ impl ParameterArena {
             return parameter.store(part(self.f16_only.as_ref().expect("the layout has elements for it")), None);
         }
         let mut half = self.halves.as_ref().map(part);
-        let shared = self.values.of_all_ranks(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
+        let shared = self.on_device().of_all_ranks(&entry.range());
+        let shared = shared.map(|value| value.slice_flat(0, entry.shape.clone()));
         // Of what is divided the model has the f16 copy alone, on the rank that updates it too: all compute alike.
         let value = shared.or_else(|| half.take()).expect("only what has an f16 copy is divided");
         if !entry.trainable {
@@ -186,11 +223,13 @@ impl ParameterArena {
                 continue;
             }
             let own = entry.range();
-            for held in self.values.ranges() {
-                let held = held.start.max(own.start)..held.end.min(own.end);
-                if !held.is_empty() {
-                    let part = from.slice_flat(held.start - own.start, [held.len()].into());
-                    self.value(&held)?.take_values(&part)?;
+            for values in self.all_values() {
+                for held in values.ranges() {
+                    let held = held.start.max(own.start)..held.end.min(own.end);
+                    if !held.is_empty() {
+                        let part = from.slice_flat(held.start - own.start, [held.len()].into());
+                        values.part(&held)?.take_values(&part)?;
+                    }
                 }
             }
             self.halves.iter().try_for_each(place)?;
@@ -200,8 +239,10 @@ impl ParameterArena {
 
     /// Writes what this device has of all f32 values, and the f16 copies of all.
     pub(super) fn write_values(&self, whole: &[f32]) -> Result<()> {
-        for range in self.values.ranges() {
-            self.value(range)?.write_bytes(bytemuck::cast_slice(&whole[range.clone()]))?;
+        for values in self.all_values() {
+            for range in values.ranges() {
+                values.part(range)?.write_bytes(bytemuck::cast_slice(&whole[range.clone()]))?;
+            }
         }
         self.halves.as_ref().map_or(Ok(()), |halves| halves.write_bytes(bytemuck::cast_slice(&rounded(whole))))
     }
@@ -214,7 +255,7 @@ impl ParameterArena {
         if entry.dtype == DType::F16 {
             return self.f16_only.iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect();
         }
-        let value = self.values.get(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
+        let value = self.on_device().get(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
         let gradients = entry.trainable.then(|| self.gradients().ok()).flatten();
         let others = gradients.into_iter().chain(&self.halves);
         value.into_iter().chain(others.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))).collect()
@@ -233,8 +274,16 @@ impl ParameterArena {
     /// # Errors
     /// If another rank has them.
     pub(super) fn value(&self, range: &Range<usize>) -> Result<Tensor> {
-        let missing = || Error::Invalid(format!("another rank has the values {range:?} of the parameters"));
-        self.values.get(range).ok_or_else(missing)
+        self.values.part(range)
+    }
+
+    /// Those f32 values that kernels of the model read.
+    fn on_device(&self) -> &Values {
+        self.resident.as_ref().unwrap_or(&self.values)
+    }
+
+    fn all_values(&self) -> impl Iterator<Item = &Values> {
+        [&self.values].into_iter().chain(&self.resident)
     }
 
     /// The value of an f32 parameter, flat, if this device has all of it; else its f16 copy.
@@ -249,14 +298,15 @@ impl ParameterArena {
         self.values.are_whole()
     }
 
-    /// Where they lie.
+    /// Where the model computes with them.
     pub fn device(&self) -> Device {
-        self.values.arena.device()
+        self.device.clone()
     }
 
-    /// Bytes of all values, f16 copies included.
+    /// Bytes of all values on the device, f16 copies included.
     pub fn value_bytes(&self) -> usize {
-        self.stored().chain(&self.halves).map(|arena| arena.spec().size_bytes()).sum()
+        let on_device = [&self.on_device().arena].into_iter().chain(&self.f16_only).chain(&self.halves);
+        on_device.map(|arena| arena.spec().size_bytes()).sum()
     }
 
     /// Whether some matmuls are of f16, so that gradients are scaled to survive it.
@@ -317,24 +367,27 @@ impl ParameterArena {
         self.grads.iter().find(|(_, gradient)| gradient.is(own))
     }
 
-    /// Writes the f16 copies of the values in this range of the arena, if there are any.
-    pub(super) fn copy_to_halves(&self, range: &Range<usize>) -> Result<()> {
+    /// Writes the copies of the values in this range of the arena, if there are any.
+    pub(super) fn copy_values(&self, range: &Range<usize>) -> Result<()> {
+        if self.is_offloaded() {
+            return self.copy_to_device(range);
+        }
         let Some(halves) = &self.halves else { return Ok(()) };
         self.value(range)?.cast_into(&slice(halves, range))
     }
 
-    /// Rounds the f16 copies of all f32 values of this device anew, if there are any: for whoever has written values.
+    /// Writes the copies of all f32 values of this device anew, if there are any: for whoever has written values.
     ///
     /// # Errors
     /// If the driver reported an error.
     pub fn refresh_halves(&self) -> Result<()> {
         let mut ranges = self.values.ranges().iter().flat_map(|range| self.bindable_ranges(range));
-        ranges.try_for_each(|range| self.copy_to_halves(&range))
+        ranges.try_for_each(|range| self.copy_values(&range))
     }
 
     /// The parts of a range that one launch may bind in every arena; each starts where a tensor may start.
     pub(super) fn bindable_ranges(&self, range: &Range<usize>) -> Vec<Range<usize>> {
-        self.in_buffers(range, bindable(&self.device()))
+        self.in_buffers(range, bindable(&self.optimizer_device()))
     }
 
     /// The parts of a range that lie in one buffer of every arena each, of at most so many elements.

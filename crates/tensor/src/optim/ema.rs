@@ -32,7 +32,7 @@ impl Ema {
     /// # Errors
     /// If the device has no memory left, or ranks divide the weights.
     pub fn new(parameters: &ParameterArena, decay: f64) -> Result<Ema> {
-        let (len, cuts, device) = (parameters.trainable_len(), &parameters.cuts, parameters.device());
+        let (len, cuts, device) = (parameters.trainable_len(), &parameters.cuts, parameters.optimizer_device());
         let averages = Tensor::zeros_in_segments(cuts, len, DType::F32, &device, MemoryKind::OptimizerState)?;
         let ema = Ema { decay, averages };
         ema.take_values(parameters)?;
@@ -68,7 +68,7 @@ impl Ema {
         self.ranges(parameters).iter().try_for_each(|range| {
             let kernel = Swap { len: range.len() };
             run_into(&kernel, &[], &[&parameters.value(range)?, &self.part(range)])?;
-            parameters.copy_to_halves(range)
+            parameters.copy_values(range)
         })
     }
 

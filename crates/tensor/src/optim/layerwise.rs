@@ -9,11 +9,13 @@
 //! g <- g min(1, clip / (n + 1e-6))
 //! ```
 //! The norm of a step whose gradients are finite is kept for the next, and saved with the moments. Once a gradient is
-//! not finite, the segments before it have been updated, those after it are not, and the step counts as skipped. In mixed precision, the scale of the loss is adapted after the last segment.
+//! not finite, the segments before it have been updated, those after it are not, and the step counts as skipped. In mixed
+//! precision, the scale of the loss is adapted after the last segment.
 
 use super::arena::ParameterArena;
 use super::loss_scale::LossScale;
 use super::muon::Workspace;
+use super::offload::Arriving;
 use super::optimizer::{Optimizer, Scope, sums_of_squares};
 use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::profile::{Cost, MemoryKind};
@@ -43,6 +45,8 @@ pub struct LayerwiseStep {
     /// Of Muon, from its first segment on.
     workspace: Option<Workspace>,
     learning_rate: f64,
+    /// Gradients on their way to the host.
+    pub(super) arriving: Arriving,
     /// Whether a segment was updated, so that the step cannot be undone.
     has_updated: bool,
 }
@@ -66,11 +70,12 @@ impl Optimizer {
     #[doc(hidden)]
     pub fn begin_layerwise(&self, parameters: &ParameterArena, learning_rate: f64) -> Result<LayerwiseStep> {
         self.expect_made_for(parameters)?;
-        let device = parameters.device();
+        let device = parameters.optimizer_device();
         let so_far = Tensor::empty(Spec::new([1], DType::F32), &device, MemoryKind::Other)?;
         so_far.fill_zero();
         let rescaled = self.loss_scale.as_ref().map(|_| LossScale::output(&device)).transpose()?;
-        Ok(LayerwiseStep { so_far, rescaled, workspace: None, learning_rate, has_updated: false })
+        let arriving = Arriving::default();
+        Ok(LayerwiseStep { so_far, rescaled, workspace: None, learning_rate, arriving, has_updated: false })
     }
 
     /// Updates the segments whose gradients are complete.
@@ -81,7 +86,7 @@ impl Optimizer {
     pub fn update_complete(&self, parameters: &ParameterArena, step: &mut LayerwiseStep) -> Result<()> {
         for (i, bucket) in buckets(parameters)?.iter().enumerate() {
             if let Some(gradients) = bucket.take_complete() {
-                self.update_segment(parameters, i, &gradients, step)?;
+                self.update_by(parameters, i, gradients, step)?;
             }
         }
         Ok(())
@@ -95,10 +100,24 @@ impl Optimizer {
     pub fn update_rest(&self, parameters: &ParameterArena, step: &mut LayerwiseStep) -> Result<()> {
         for (i, bucket) in buckets(parameters)?.iter().enumerate() {
             if let Some(gradients) = bucket.take_rest()? {
-                self.update_segment(parameters, i, &gradients, step)?;
+                self.update_by(parameters, i, gradients, step)?;
             }
         }
-        Ok(())
+        self.update_arrived(parameters, step, 0)
+    }
+
+    /// Updates a segment where its moments are.
+    fn update_by(
+        &self,
+        parameters: &ParameterArena,
+        i: usize,
+        gradients: Tensor,
+        step: &mut LayerwiseStep,
+    ) -> Result<()> {
+        match parameters.is_offloaded() {
+            true => self.update_on_host(parameters, i, gradients, step),
+            false => self.update_segment(parameters, i, &gradients, step),
+        }
     }
 
     /// Ends a step. It allocates nothing. Returns what [`Optimizer::step`] does.
@@ -111,6 +130,7 @@ impl Optimizer {
         let squares = match (&self.loss_scale, step.rescaled) {
             (Some(scale), Some(rescaled)) => {
                 scale.step(&step.so_far, &rescaled)?;
+                self.copy_loss_scale()?;
                 rescaled
             }
             _ => step.so_far,
@@ -124,7 +144,7 @@ impl Optimizer {
         self.layerwise.as_ref().ok_or_else(|| Error::Invalid(NOT_LAYERWISE.into()))
     }
 
-    fn update_segment(
+    pub(super) fn update_segment(
         &self,
         parameters: &ParameterArena,
         i: usize,
@@ -135,10 +155,11 @@ impl Optimizer {
         let range = &self.states[i].segment.range;
         let scope = Scope { gradients, start: range.start };
         let sums = sums_of_squares(parameters, range, &scope)?;
-        let (mixed, device) = (self.loss_scale.is_some(), parameters.device());
+        let (mixed, device) = (self.loss_scale.is_some(), parameters.optimizer_device());
         let spec = Spec::new([1 + usize::from(mixed)], DType::F32);
         let squares = Tensor::empty(spec, &device, MemoryKind::Other)?;
-        let inputs: Vec<&Tensor> = [&sums, previous].into_iter().chain(self.loss_scale()).collect();
+        let scale = self.loss_scale.as_ref().map(|scale| &scale.state);
+        let inputs: Vec<&Tensor> = [&sums, previous].into_iter().chain(scale).collect();
         run_into(&Bound { mixed }, &inputs, &[&step.so_far, &squares])?;
         if self.states[i].muon.is_some() && step.workspace.is_none() {
             step.workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;

@@ -11,6 +11,7 @@ mod layout;
 mod loss_scale;
 mod muon;
 mod newton_schulz;
+mod offload;
 mod optimizer;
 mod schedule;
 mod shard;

@@ -160,7 +160,7 @@ impl Muon {
             let scatter = Scatter { len: window.len(), kept: kept as f32, rate: rate as f32, scale: step.scale };
             run_into(&scatter, &[&orthogonal, step.squares, table], &[&arena.value(window)?])?;
         }
-        ranges.iter().try_for_each(|range| arena.copy_to_halves(range))
+        ranges.iter().try_for_each(|range| arena.copy_values(range))
     }
 }
 

@@ -142,6 +142,8 @@ pub struct Optimizer {
     pub(super) steps: u64,
     /// Where matmuls are of f16.
     pub(super) loss_scale: Option<LossScale>,
+    /// Its state on the device that computes the loss, if that is another.
+    scale_on_device: Option<Tensor>,
     /// Where parameters are updated while backward runs.
     pub(super) layerwise: Option<Layerwise>,
     /// Updates that were skipped, (1) of u32.
@@ -214,7 +216,7 @@ impl Optimizer {
         if !part.is_empty() {
             parameters.value(part)?;
         }
-        let device = parameters.device();
+        let device = parameters.optimizer_device();
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(part));
         let is_int8 = |segment: &Segment| group_of(segment.group).moment_dtype == MomentDtype::Int8;
         let tables = parameters.segments.iter().any(is_int8).then(|| int8::tables_on(&device)).transpose()?;
@@ -229,8 +231,21 @@ impl Optimizer {
         let tensors = moments.sum();
         let (part, trainable_len) = (part.clone(), parameters.trainable_len());
         let layerwise = parameters.buckets().map(|_| Layerwise::new(&device)).transpose()?;
-        let (steps, ema) = (0, None);
-        Ok(Optimizer { states, scale, steps, loss_scale, layerwise, skipped, ema, part, trainable_len, tensors })
+        let on_device = |scale: &LossScale| scale.state.to_device(&parameters.device());
+        let scale_on_device = loss_scale.as_ref().filter(|_| parameters.is_offloaded()).map(on_device).transpose()?;
+        Ok(Optimizer {
+            states,
+            scale,
+            steps: 0,
+            loss_scale,
+            scale_on_device,
+            layerwise,
+            skipped,
+            ema: None,
+            part,
+            trainable_len,
+            tensors,
+        })
     }
 
     /// The elements of the arenas that it updates.
@@ -273,7 +288,13 @@ impl Optimizer {
     /// What gradients are to be multiplied by, so that they survive f16, in its first element: an argument of
     /// the model's loss. The second counts steps, the third those that were skipped.
     pub fn loss_scale(&self) -> Option<&Tensor> {
-        self.loss_scale.as_ref().map(|scale| &scale.state)
+        self.scale_on_device.as_ref().or(self.loss_scale.as_ref().map(|scale| &scale.state))
+    }
+
+    /// Copies the loss scale to the device that computes the loss, once it was written elsewhere.
+    pub(super) fn copy_loss_scale(&self) -> Result<()> {
+        let mut copies = self.scale_on_device.iter().zip(&self.loss_scale);
+        copies.try_for_each(|(copy, scale)| copy.take_values(&scale.state))
     }
 
     /// Updates its part of the parameters from the gradients collected, and returns a tensor, still on the device,
@@ -375,13 +396,14 @@ impl Optimizer {
     pub(super) fn expect_made_for(&self, parameters: &ParameterArena) -> Result<()> {
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(&self.part));
         let is_same = segments.eq(self.states.iter().map(|state| state.segment.clone()));
-        let (own, theirs) = (self.skipped.device(), parameters.device());
+        let (own, theirs) = (self.skipped.device(), parameters.optimizer_device());
         let has_length = self.trainable_len == parameters.trainable_len();
         if is_same
             && has_length
             && own.same(&theirs)
             && self.loss_scale.is_some() == parameters.has_f16()
             && self.layerwise.is_some() == parameters.buckets().is_some()
+            && self.scale_on_device.is_some() == parameters.is_offloaded()
         {
             return Ok(());
         }
@@ -391,7 +413,7 @@ impl Optimizer {
 
 impl State {
     fn new(parameters: &ParameterArena, segment: Segment, group: Group, tables: &Option<Tensor>) -> Result<State> {
-        let device = parameters.device();
+        let device = parameters.optimizer_device();
         group.kind.check()?;
         let zeros = |len, dtype| Tensor::zeros_as(MemoryKind::OptimizerState, [len], dtype, &device);
         let muon = match group.kind {
@@ -460,7 +482,7 @@ impl Step<'_> {
             let in_arena = |arena: &Tensor| slice(arena, &range);
             let (gradient, value) = (self.gradients.of(&range), self.parameters.value(&range)?);
             let moments = state.moments_of(&range);
-            let half = self.parameters.halves.as_ref().map(in_arena);
+            let half = self.parameters.halves_beside().map(in_arena);
             let mut outputs = vec![&value];
             outputs.extend(&moments);
             outputs.push(self.skipped);
@@ -499,7 +521,7 @@ impl Step<'_> {
             correction1: (1.0 / (1.0 - beta1.powi(t))) as f32,
             correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
             scale: self.scale,
-            halves: self.parameters.halves.is_some(),
+            halves: self.parameters.halves_beside().is_some(),
             decay_end: decay_end.saturating_sub(range.start).min(range.len()),
             counts: self.counts && range.start == whole.start,
         }
@@ -511,7 +533,7 @@ pub(super) fn sums_of_squares(parameters: &ParameterArena, of: &Range<usize>, gr
     let ranges = parameters.bindable_ranges(of);
     let parts = SumsOfSquares::PARTS;
     let spec = Spec::new([parts * ranges.len()], DType::F32);
-    let sums = Tensor::empty(spec, &parameters.device(), MemoryKind::Scratch)?;
+    let sums = Tensor::empty(spec, &parameters.optimizer_device(), MemoryKind::Scratch)?;
     for (i, range) in ranges.iter().enumerate() {
         run_into(&SumsOfSquares, &[&gradients.of(range)], &[&slice(&sums, &(i * parts..(i + 1) * parts))])?;
     }

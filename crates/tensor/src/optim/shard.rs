@@ -58,12 +58,16 @@ pub struct Division<'a> {
 impl Division<'_> {
     /// What this rank has of so many f32 values in all.
     pub(super) fn held(&self, entries: &[Entry], segments: &[Segment], len: usize) -> Held {
-        let in_f32 = entries.iter().filter(|entry| entry.dtype == DType::F32);
-        let shared = in_f32.filter(|entry| !(entry.trainable && (self.is_divided)(&entry.name)));
-        let padded = |entry: &Entry| entry.offset..entry.range().end.next_multiple_of(ALIGN);
         let part = parts(entries, segments, self.group_of, self.ranks).swap_remove(self.rank);
-        Held::new(shared.map(padded).collect(), &part, len)
+        Held::new(shared(entries, self.is_divided), &part, len)
     }
+}
+
+/// The f32 values that kernels read, where they read f16 copies of these parameters if they are trained.
+pub(super) fn shared(entries: &[Entry], in_f16: &dyn Fn(&str) -> bool) -> Vec<Range<usize>> {
+    let in_f32 = entries.iter().filter(|entry| entry.dtype == DType::F32);
+    let shared = in_f32.filter(|entry| !(entry.trainable && in_f16(&entry.name)));
+    shared.map(|entry| entry.offset..entry.range().end.next_multiple_of(ALIGN)).collect()
 }
 
 impl Segment {
@@ -176,7 +180,7 @@ mod tests {
             let division = Division { rank, ranks, group_of: &group, is_divided: &|name| names.contains(&name) };
             let mut net = Net::new(1);
             let (operands, division) = (DType::F16, Some(&division));
-            let options = ArenaOptions { operands, group_of: &number_of, division, layerwise: false };
+            let options = ArenaOptions { group_of: &number_of, division, ..ArenaOptions::new(operands) };
             let arena = ParameterArena::with_options(&mut net, device, options).unwrap();
             let part = shards(&arena, &group, ranks).swap_remove(rank);
             let optimizer = Optimizer::of_part(&arena, &group, 1.0, &part).unwrap();

@@ -127,7 +127,7 @@ impl Optimizer {
             let named = names.iter().zip(&state.moments);
             moments.extend(named.map(|(name, tensor)| (Moment::new(name, state.segment.range.clone()), tensor)));
         }
-        moments.extend(self.loss_scale().map(|scale| (Moment::new(LOSS_SCALE, 0..0), scale)));
+        moments.extend(self.loss_scale.as_ref().map(|scale| (Moment::new(LOSS_SCALE, 0..0), &scale.state)));
         let layerwise = self.layerwise.as_ref();
         moments.extend(layerwise.map(|layerwise| (Moment::new(SQUARED_NORM, 0..0), &layerwise.previous)));
         moments
@@ -153,9 +153,11 @@ impl Optimizer {
             there if there == ranks => rank..rank + 1,
             there => 0..there,
         };
-        if let Some(scale) = self.loss_scale() {
+        if let Some(scale) = &self.loss_scale {
             // Means of powers of two would be none.
-            scale.write_bytes(saved.loss_scale(&Moment { rank: sources.start, ..Moment::new(LOSS_SCALE, 0..0) })?)?;
+            let moment = Moment { rank: sources.start, ..Moment::new(LOSS_SCALE, 0..0) };
+            scale.state.write_bytes(saved.loss_scale(&moment)?)?;
+            self.copy_loss_scale()?;
         }
         if let Some(Layerwise { previous }) = &self.layerwise {
             previous.write_bytes(saved.squared_norm()?)?;

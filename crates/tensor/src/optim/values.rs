@@ -87,6 +87,15 @@ impl Values {
         None
     }
 
+    /// These elements of the layout.
+    ///
+    /// # Errors
+    /// If the device has not all of them.
+    pub fn part(&self, range: &Range<usize>) -> Result<Tensor> {
+        let missing = || Error::Invalid(format!("another rank has the values {range:?} of the parameters"));
+        self.get(range).ok_or_else(missing)
+    }
+
     /// These elements of the layout, if every rank has them.
     pub fn of_all_ranks(&self, range: &Range<usize>) -> Option<Tensor> {
         self.held.everywhere.iter().find(|shared| contains(shared, range)).and_then(|_| self.get(range))

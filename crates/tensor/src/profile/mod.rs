@@ -54,6 +54,8 @@ pub enum Span {
     Encode,
     /// Waiting for the GPU.
     Wait,
+    /// Updating parameters in host memory, on the CPU.
+    Offload,
 }
 
 impl Span {
@@ -64,6 +66,7 @@ impl Span {
             Span::Compile => "compile",
             Span::Encode => "encode",
             Span::Wait => "wait",
+            Span::Offload => "offload",
         }
     }
 }

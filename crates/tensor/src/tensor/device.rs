@@ -40,6 +40,14 @@ impl Device {
         }
     }
 
+    /// The device whose memory is the host's, beside this one.
+    pub fn host(&self) -> Device {
+        match self {
+            Device::Cpu | Device::Gpu(_) => Device::Cpu,
+            Device::DryRun(device) => Device::DryRun(device.host()),
+        }
+    }
+
     /// Whether it is a GPU, hardware or software.
     pub fn is_gpu(&self) -> bool {
         match self {

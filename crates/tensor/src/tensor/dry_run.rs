@@ -5,7 +5,7 @@ use crate::gpu::{Limits, Plan};
 use crate::pool::size_class;
 use crate::profile::{Cost, MemoryCount, MemoryKind, MemoryStats};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Stands in for a device with certain limits. Its tensors have shapes and types, and no values.
 #[derive(Debug)]
@@ -13,6 +13,8 @@ pub struct DryRun {
     limits: Limits,
     is_gpu: bool,
     seen: Mutex<Seen>,
+    /// In place of the CPU beside it, once it is asked for.
+    host: OnceLock<Arc<DryRun>>,
 }
 
 #[derive(Debug, Default)]
@@ -41,12 +43,17 @@ impl Seen {
 impl DryRun {
     /// In place of a GPU with these limits.
     pub fn new(limits: Limits) -> Arc<DryRun> {
-        Arc::new(DryRun { limits, is_gpu: true, seen: Mutex::default() })
+        Arc::new(DryRun { limits, is_gpu: true, seen: Mutex::default(), host: OnceLock::new() })
     }
 
     /// In place of the CPU.
     pub fn cpu() -> Arc<DryRun> {
-        Arc::new(DryRun { limits: Limits::CPU, is_gpu: false, seen: Mutex::default() })
+        Arc::new(DryRun { limits: Limits::CPU, is_gpu: false, seen: Mutex::default(), host: OnceLock::new() })
+    }
+
+    /// In place of the CPU beside this device: itself, if it stands for one.
+    pub(super) fn host(self: &Arc<Self>) -> Arc<DryRun> {
+        if self.is_gpu { self.host.get_or_init(DryRun::cpu).clone() } else { self.clone() }
     }
 
     pub fn limits(&self) -> &Limits {

@@ -126,6 +126,10 @@ impl Tensor {
         }
         match from.storage() {
             Storage::Unread(unread) => self.write_from(unread, 0),
+            Storage::Cpu(slice) if from.dtype() == DType::F32 && !self.device().same(&Device::Cpu) => {
+                let write = |read: &[&[u8]]| self.write_from(bytemuck::cast_slice::<u8, f32>(read[0]), 0);
+                CpuSlice::with_slices(&[slice], &[], |read, _| write(read))?
+            }
             _ if !from.device().has_values() => Ok(()),
             _ => self.write_from(&from.to_f32()?[..], 0),
         }

@@ -215,7 +215,10 @@ impl Tensor {
         if self.device().same(device) {
             return Ok(self.clone());
         }
-        let moved = Tensor::from_bytes(&self.to_bytes()?, self.spec().clone(), device)?;
+        let moved = match self.device().has_values() {
+            true => Tensor::from_bytes(&self.to_bytes()?, self.spec().clone(), device)?,
+            false => Tensor::empty(self.spec().clone(), device, MemoryKind::Other)?,
+        };
         Ok(record(Box::new(ToDevice { from: self.device() }), &[self], vec![moved]).remove(0))
     }
 }
