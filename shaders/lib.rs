@@ -30,6 +30,7 @@ templates! {
     conv_pixels
     conv_weight
     cross_entropy
+    dequantize
     dropout
     ema
     embedding
@@ -54,6 +55,7 @@ templates! {
     nll_loss
     optimizer
     pool
+    quantized
     recurrent
     reduce
     rope

@@ -7,6 +7,9 @@
 {% endif %}
 {{ interface }}
 {% include "matmul_epilogue" %}
+{% if quantized %}
+{% include "quantized" %}
+{% endif %}
 
 {% set V = "vec4<f32>" if vector else "f32" %}
 {# What lies along k in A and, if it is transposed, in B. #}
@@ -41,6 +44,9 @@ fn row_sum(value: {{ A }}, thread: u32) -> f32 {
 {% endif %}
 
 {{ entry(256) }}
+    {% if quantized and b_type == "nf4" %}
+    load_nf4(thread);
+    {% endif %}
     {% if norm %}
     {% for r in range(rows) %}
     {
@@ -89,7 +95,8 @@ fn row_sum(value: {{ A }}, thread: u32) -> f32 {
         {% for j in range(4) %}
         let at{{ j }} = min(step + {{ j }}u * SHARE, params.steps - 1u);
         {% set index = "first + at" ~ j if trans_b else "at" ~ j ~ " * params.outputs + column" %}
-        let b{{ j }} = select({{ V }}(0.0), {{ V }}(b[{{ index }}]), step + {{ j }}u * SHARE < params.steps);
+        {% set value = "weights(" ~ index ~ ")" if quantized else V ~ "(b[" ~ index ~ "])" %}
+        let b{{ j }} = select({{ V }}(0.0), {{ value }}, step + {{ j }}u * SHARE < params.steps);
         {% endfor %}
         {% for r in range(rows) %}
         {% for j in range(4) %}

@@ -62,11 +62,9 @@ impl PyModel {
     /// The model in a run's folder, a checkpoint's, one of Hugging Face, or fetched by its name.
     #[new]
     fn new(py: Python, path: PathBuf, device: &str, dtype: &str) -> PyResult<PyModel> {
-        let dtype = match dtype {
-            "f32" => WeightDtype::F32,
-            "f16" => WeightDtype::F16,
-            _ => return Err(PyValueError::new_err(format!("dtype is \"f32\" or \"f16\", not {dtype:?}"))),
-        };
+        let dtype: WeightDtype = dtype.parse().map_err(|_| {
+            PyValueError::new_err(format!("dtype is one of {}, not {dtype:?}", WeightDtype::CHOICES.join(", ")))
+        })?;
         let mut notes = Vec::new();
         let loaded = py.detach(|| {
             let told = std::cell::RefCell::new(&mut notes);

@@ -118,10 +118,12 @@ fn median_after_first(mut ms: Vec<f64>) -> f64 {
 
 /// What a step reads of a model and of the keys and values of so many texts of this length.
 fn bytes_read(model: &dyn LanguageModel, texts: usize, tokens: f64) -> f64 {
-    let (config, weight) = (model.config(), model.head().dtype().size_bytes());
+    let (config, head) = (model.config(), model.head());
+    let weight = head.spec().size_bytes() as f64 / head.len() as f64;
     let weights = config.block_matrices() + config.vocab_size * config.n_embd;
     let (layers, width) = config.kv_cache();
-    weight as f64 * (weights as f64 + tokens * (texts * layers * width) as f64)
+    let number = head.operand_dtype().size_bytes() as f64;
+    weight * weights as f64 + number * tokens * (texts * layers * width) as f64
 }
 
 /// Milliseconds until each new token of all texts was there.

@@ -54,12 +54,28 @@ choice! {
 }
 
 choice! {
+    /// Type of gradients in transfers.
+    WireDtype {
+        /// 32-bit floats.
+        F32 = "f32",
+        /// 16-bit floats.
+        F16 = "f16",
+    }
+}
+
+choice! {
     /// Storage type of frozen weights.
     WeightDtype {
         /// 32-bit floats.
         F32 = "f32",
         /// 16-bit floats only: half the memory, and f16 GEMMs.
         F16 = "f16",
+        /// ggml's blocks of 8 bits: 8.5 bits per weight.
+        Q8_0 = "q8_0",
+        /// ggml's blocks of 4 bits: 4.5 bits per weight.
+        Q4_0 = "q4_0",
+        /// NormalFloat with double quantization, as in QLoRA: 4.13 bits per weight.
+        Nf4 = "nf4",
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::choice::{
     AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
-    StateDtype, UpdateTime, WeightDtype,
+    StateDtype, UpdateTime, WeightDtype, WireDtype,
 };
 use super::keys::Key;
 use super::keys::Kind::*;
@@ -108,7 +108,7 @@ keys! {
     "train.update": Choice(UpdateTime::CHOICES), ANY, "Update after backward, or while it runs, see below.";
     "train.offload": Choice(Offload::CHOICES), ANY, "What lies in host memory, see below.";
     "train.device_batch": DeviceBatch, ANY, "Shares of the devices in a step, see below. Empty: equal.";
-    "train.reduce_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
+    "train.reduce_dtype": Choice(WireDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";
     "train.sync_every": Count, ANY, "Steps between synchronizations (DiLoCo), see below; 0: every step.";
     "train.comm_timeout": Real, within(1.0, 86_400.0), "Timeout of communication in seconds.";

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choice::{
     AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype,
-    UpdateTime, WeightDtype,
+    UpdateTime, WireDtype,
 };
 use super::device_batch::DeviceBatch;
 use super::devices::Devices;
@@ -207,7 +207,7 @@ pub struct TrainConfig {
     /// equal shares.
     pub device_batch: DeviceBatch,
     /// Type of gradients in transfers between devices, `f32` or `f16`. Default `f32`.
-    pub reduce_dtype: WeightDtype,
+    pub reduce_dtype: WireDtype,
     /// Whether to shard optimizer state among the devices (ZeRO-1), and in mixed precision the master weights. Default
     /// false.
     pub shard_optimizer: bool,
@@ -241,7 +241,7 @@ impl Default for TrainConfig {
             update: UpdateTime::Step,
             offload: Offload::None,
             device_batch: DeviceBatch::default(),
-            reduce_dtype: WeightDtype::F32,
+            reduce_dtype: WireDtype::F32,
             shard_optimizer: false,
             sync_every: 0,
             comm_timeout: 60.0,

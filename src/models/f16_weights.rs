@@ -1,4 +1,5 @@
-//! Weights stored in f16 only, which halves their memory and traffic: for the frozen base of LoRA, and for inference.
+//! Weights stored in f16 only or quantized, which divides their memory and traffic: for the frozen base of LoRA, and for
+//! inference.
 
 use super::LanguageModel;
 use crate::nn::Parameter;
@@ -53,6 +54,46 @@ pub fn to_device_as_f16(model: &mut dyn LanguageModel, setting: &str, device: &D
         _ if is_tied => parameter.to_dtype(DType::F16).map(|half| parameter.half = Some(half)),
         _ => parameter.freeze_as_f16(),
     })
+}
+
+/// Moves a model to a device for inference, with its linear layers, embedding and head quantized. `setting` is the
+/// requested option, for errors.
+///
+/// # Errors
+/// If the rows of a weight are not whole blocks, or the device runs out of memory.
+pub fn to_device_quantized(model: &mut dyn LanguageModel, dtype: DType, setting: &str, device: &Device) -> Result<()> {
+    let (head, table) = (model.head().clone(), model.token_embeddings().clone());
+    each(model, |name, parameter| {
+        let is_table = parameter.value.overlaps(&table);
+        match is_table || parameter.linear.is_some() || parameter.value.overlaps(&head) {
+            true => quantize(setting, [dtype, if is_table { of_table(dtype) } else { dtype }], name, parameter),
+            false => Ok(()),
+        }
+    })?;
+    model.to_device(device)
+}
+
+/// The type of the token embeddings beside weights of this type: at least 8 bits, because each of its rows is used
+/// alone.
+pub(super) fn of_table(dtype: DType) -> DType {
+    if dtype.is_quantized() { DType::Q8_0 } else { dtype }
+}
+
+/// Quantizes a parameter: with this type asked for, to the other.
+///
+/// # Errors
+/// If its rows are not whole blocks, or memory runs out.
+pub(super) fn quantize(setting: &str, [asked, dtype]: [DType; 2], name: &str, parameter: &mut Parameter) -> Result<()> {
+    let is_last = parameter.linear.as_ref().is_none_or(|layout| layout.outputs_first);
+    let (inputs, block) = (parameter.shape()[usize::from(is_last)], dtype.block());
+    if !inputs.is_multiple_of(block) {
+        let [asked, dtype] = [asked.name(), dtype.name()];
+        return Err(Error::Invalid(format!(
+            "{setting} is {asked}, but {name} has {inputs} inputs, no multiple of the {block} weights of a block of \
+             {dtype}; use f16 or f32"
+        )));
+    }
+    parameter.freeze_quantized(dtype)
 }
 
 /// Calls `visit` with every parameter, up to the first error.

@@ -61,12 +61,16 @@ impl LanguageModel for Gpt2 {
         let start = self.config.first_position(ids, &past)?;
         let x = match past.documents() {
             Some(documents) => self.wte.forward(ids)?.add(&self.wpe.forward(&documents.positions)?)?,
+            None if self.wte.weight.dtype().is_quantized() => {
+                let positions = self.wpe.weight.narrow(0, start, ids.shape().last_dim())?;
+                self.wte.forward(ids)?.add(&positions)?
+            }
             None => self.wte.weight.embedding_at(ids, &self.wpe.weight, start)?,
         }; // (B, T, C)
         // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply_to_embeddings(x)?;
         let starts = past.documents().map(|documents| &documents.starts);
-        let mut stream = ResidualStream::new(x, self.head().dtype());
+        let mut stream = ResidualStream::new(x, self.head().operand_dtype());
         for (i, block) in self.h.iter().enumerate() {
             stream = if i < self.recompute && !past.is_cache() {
                 let (block, starts) = (block.clone(), starts.cloned());

@@ -57,7 +57,7 @@ impl LanguageModel for Llama {
         let x = dropout.apply_to_embeddings(self.embed_tokens.forward(ids)?)?; // (B, T, C)
         let rotary = self.rotary.table(&ids.device())?;
         let starts = past.documents().map(|documents| &documents.starts);
-        let mut stream = ResidualStream::new(x, self.head().dtype());
+        let mut stream = ResidualStream::new(x, self.head().operand_dtype());
         for (i, layer) in self.layers.iter().enumerate() {
             stream = if i < self.recompute && !past.is_cache() {
                 let (layer, rotary, starts) = (layer.clone(), rotary.clone(), starts.cloned());

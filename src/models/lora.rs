@@ -19,7 +19,8 @@ pub struct Lora {
     pub dropout: f64,
     /// Names of layers, or suffixes of names: `q_proj`, `mlp.c_proj`; or `all-linear`.
     pub targets: Vec<String>,
-    /// Storage type of the frozen weights of matmuls: linear layers, and a head that is not the embedding.
+    /// Storage type of the frozen weights of matmuls: linear layers, and a head that is not the embedding. With a
+    /// quantized one, the embedding is `q8_0`.
     pub base: DType,
 }
 
@@ -56,18 +57,24 @@ impl Lora {
         let config = model.config().clone();
         self.check_targets(model)?;
         let of_matmuls = f16_weights::matmul_weights(model);
+        let table = model.token_embeddings().clone();
         let (mut result, mut keys) = (Ok(()), init_keys(seed ^ 0x4c6f_5241));
         model.visit_parameters("", &mut |name, parameter| {
             // An adapter is visited after the weight that it was put beside.
             if result.is_err() || name.contains("lora_") {
                 return;
             }
-            let as_f16 = self.base == DType::F16 && of_matmuls.contains(name);
-            result = freeze(as_f16, name, parameter).and_then(|()| {
-                let Some(LinearLayout { outputs_first, .. }) = parameter.linear else { return Ok(()) };
-                let adapted = self.adapted(&config, name, parameter.shape(), outputs_first);
+            let base = match () {
+                () if of_matmuls.contains(name) => self.base,
+                () if self.base.is_quantized() && parameter.value.overlaps(&table) => f16_weights::of_table(self.base),
+                () => DType::F32,
+            };
+            let (shape, layout) = (parameter.shape().clone(), parameter.linear.clone());
+            result = freeze([self.base, base], name, parameter).and_then(|()| {
+                let Some(LinearLayout { outputs_first, .. }) = layout else { return Ok(()) };
+                let adapted = self.adapted(&config, name, &shape, outputs_first);
                 let outputs: Vec<_> = adapted.into_iter().map(|matrix| matrix.outputs).collect();
-                let [rows, columns] = [parameter.shape()[0], parameter.shape()[1]];
+                let [rows, columns] = [shape[0], shape[1]];
                 let (inputs, all) = if outputs_first { (columns, rows) } else { (rows, columns) };
                 if !outputs.is_empty() {
                     let scale = (self.alpha / self.rank as f64) as f32;
@@ -96,13 +103,16 @@ impl Lora {
     }
 }
 
-fn freeze(as_f16: bool, name: &str, parameter: &mut Parameter) -> Result<()> {
-    if !as_f16 {
-        parameter.freeze();
-        return Ok(());
+fn freeze([asked, base]: [DType; 2], name: &str, parameter: &mut Parameter) -> Result<()> {
+    const SETTING: &str = "lora.base_dtype";
+    match base {
+        DType::F16 => f16_weights::check(SETTING, name, parameter).and_then(|()| parameter.freeze_as_f16()),
+        base if base.is_quantized() => f16_weights::quantize(SETTING, [asked, base], name, parameter),
+        _ => {
+            parameter.freeze();
+            Ok(())
+        }
     }
-    f16_weights::check("lora.base_dtype", name, parameter)?;
-    parameter.freeze_as_f16()
 }
 
 /// The names of all linear layers but the head, as in `model.safetensors`, without `.weight`.
@@ -318,6 +328,70 @@ mod tests {
         let lora = Lora { base: DType::F16, ..lora(&[ALL_LINEAR]) };
         let error = lora.adapt(&mut *model, 1).unwrap_err().to_string();
         assert!(error.contains("lora.base_dtype") && error.contains("h.1.mlp.c_fc.weight"), "{error}");
+    }
+
+    /// Models whose rows are whole blocks of every quantized type.
+    fn with_whole_blocks() -> Vec<ModelConfig> {
+        let llama = |kind, tie_embeddings| {
+            let mut config = ModelConfig { n_embd: 64, tie_embeddings, ..testing::small_llama(kind) };
+            let llama = config.llama.as_mut().unwrap();
+            (llama.intermediate_size, llama.head_dim) = (128, 64 / config.n_head);
+            config
+        };
+        vec![testing::small(50, 12, 4, 64), llama("llama", true), llama("llama", false), llama("qwen3", true)]
+    }
+
+    /// Loss and gradients with a quantized base are those with a base of its values.
+    #[test]
+    fn a_quantized_base_computes_with_its_values() {
+        let types = [DType::Q8_0, DType::Q4_0, DType::Nf4];
+        for (device, base) in Device::for_tests().iter().flat_map(|device| types.map(|base| (device.clone(), base))) {
+            for config in with_whole_blocks() {
+                let mut quantized = adapted(&config, &Lora { base, ..lora(&[ALL_LINEAR]) });
+                let mut exact = adapted(&config, &lora(&[ALL_LINEAR]));
+                let mut values = std::collections::HashMap::new();
+                quantized.visit_parameters("", &mut |name, parameter| {
+                    if parameter.dtype().is_quantized() {
+                        values.insert(name.to_string(), parameter.value.to_device(&Device::Cpu).unwrap());
+                    }
+                });
+                let count = |quantized: usize| 4 * config.n_layer + quantized;
+                let head = usize::from(!config.tie_embeddings);
+                assert_eq!(values.len(), count(1 + head), "{}", config.kind.as_str());
+                exact.visit_parameters("", &mut |name, parameter| {
+                    let Some(value) = values.get(name) else { return };
+                    let value = value.to_dtype(DType::F32).unwrap();
+                    let is_stored_so = parameter.linear.as_ref().is_none_or(|layout| layout.outputs_first);
+                    let value = if is_stored_so { value } else { value.permute(&[1, 0]).unwrap() };
+                    parameter.assign(&value).unwrap();
+                });
+                let [of_exact, of_quantized] = [&mut exact, &mut quantized].map(|model| {
+                    let arena = ParameterArena::new(&mut **model, &device, DType::F32).unwrap();
+                    let scale = Tensor::full(1024.0, [1], &device).unwrap();
+                    let ids = Tensor::from_u32(&[3, 5, 8, 13, 21, 34], [2, 3], &device).unwrap();
+                    let criterion = Criterion::default();
+                    let loss = model.loss(&ids, &ids, Past::Nothing, &Dropout::off(), criterion, Some(&scale)).unwrap();
+                    loss.backward().unwrap();
+                    (loss.item().unwrap(), arena.gradients().unwrap().to_f32().unwrap())
+                });
+                // Where the device has f16, GEMMs with quantized weights are of that.
+                let most = if device.has_f16() { [3e-3, 0.01] } else { [1e-5, 1e-4] };
+                let case = format!("{device} {base:?} {}", config.kind.as_str());
+                assert!((of_exact.0 - of_quantized.0).abs() < most[0], "{case}: {} {}", of_exact.0, of_quantized.0);
+                let norm = |values: &[f32]| values.iter().map(|v| f64::from(v * v)).sum::<f64>().sqrt();
+                let difference: Vec<f32> = of_exact.1.iter().zip(&of_quantized.1).map(|(a, b)| a - b).collect();
+                let share = norm(&difference) / norm(&of_exact.1);
+                assert!(share < f64::from(most[1]), "{case}: {share}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_base_without_whole_blocks_is_refused_by_name() {
+        let lora = Lora { base: DType::Nf4, ..lora(&[ALL_LINEAR]) };
+        let error = lora.adapt(&mut *build(&configs()[0], 1).unwrap(), 1).unwrap_err().to_string();
+        let parts = ["lora.base_dtype is nf4", "wte.weight has 16 inputs", "32 weights of a block of q8_0", "use f16"];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
     }
 
     /// In f16 the frozen weights are rounded to 11 bits; gradients are of f32 and large enough by the loss scale.

@@ -23,7 +23,7 @@ pub use cache::{Cache, KvView, Past};
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use documents::Documents;
 pub(crate) use f16_weights::matmul_weights;
-pub use f16_weights::to_device_as_f16;
+pub use f16_weights::{to_device_as_f16, to_device_quantized};
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};
 pub use llama::Llama;
@@ -66,7 +66,7 @@ pub trait LanguageModel: Module + Send + Sync {
     /// results are the same to the bit; at first all are kept.
     fn set_recompute(&mut self, blocks: usize);
 
-    /// The table of token embeddings, f32 (V, C), whose rows ids name.
+    /// The table of token embeddings, f32 or quantized (V, C), whose rows ids name.
     fn token_embeddings(&self) -> &Tensor;
 
     /// The weight of the classifier, (V, C), as an operand of matmuls.
@@ -124,7 +124,7 @@ pub trait LanguageModel: Module + Send + Sync {
         }
         let (layers, width) = config.kv_cache();
         let sizes = [sequences, tokens.min(config.block_size), width];
-        Cache::keys_and_values(layers, sizes, self.head().dtype(), &device)
+        Cache::keys_and_values(layers, sizes, self.head().operand_dtype(), &device)
     }
 
     /// The logits of the tokens after the last ones of ids (B, T), which follow those in the cache and are added to it:

@@ -78,7 +78,7 @@ impl LanguageModel for Recurrent {
             Some((probability, key)) => y.dropout(probability, key)?,
             None => y,
         };
-        y.to_dtype(self.head().dtype())
+        y.to_dtype(self.head().operand_dtype())
     }
 
     /// Its layers keep few activations, and are computed once.

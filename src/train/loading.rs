@@ -2,6 +2,7 @@
 
 use super::checkpoint::{FoundCheckpoint, find_checkpoint};
 use super::plan::check_size;
+use super::setup::adapters::storage;
 use crate::config::{DataConfig, GenerateConfig, Layers, WeightDtype, process_environment};
 use crate::data::{ChatSpec, Corpus, CorpusSpec, TextConventions};
 use crate::hub_cache::folder_of;
@@ -103,6 +104,7 @@ pub fn move_model(model: &mut dyn LanguageModel, dtype: WeightDtype, device: &De
     match dtype {
         WeightDtype::F32 => model.to_device(device),
         WeightDtype::F16 => models::to_device_as_f16(model, "--dtype", device),
+        quantized => models::to_device_quantized(model, storage(quantized), "--dtype", device),
     }
 }
 

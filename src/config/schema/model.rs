@@ -113,7 +113,7 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// The adapted layers, by names in `model.safetensors` or their suffixes. Default `all-linear`.
     pub targets: Vec<String>,
-    /// Storage type of the frozen weights of matmuls, `f32` or `f16`. Default `f32`.
+    /// Storage type of the frozen weights of matmuls: `f32`, `f16`, `q8_0`, `q4_0` or `nf4`. Default `f32`.
     pub base_dtype: WeightDtype,
 }
 

@@ -12,7 +12,7 @@
 //! What a switch or ranks that share a network card make of it is not in the model.
 
 use super::run_plan::RunPlan;
-use crate::config::{Config, WeightDtype};
+use crate::config::{Config, WireDtype};
 use crate::profile::Roofline;
 use crate::train::step::ranks::{BUCKET, Share};
 use crate::{Device, Result};
@@ -115,7 +115,7 @@ fn plan(
     on_host: bool,
 ) -> ClusterPlan {
     let train = &config.train;
-    let sent = if train.reduce_dtype == WeightDtype::F16 { bytes / 2.0 } else { bytes };
+    let sent = if train.reduce_dtype == WireDtype::F16 { bytes / 2.0 } else { bytes };
     let buckets = (bytes / (size_of::<f32>() * BUCKET) as f64).ceil().max(1.0);
     let sync_every = if train.sync_every > 0 { train.sync_every } else { SYNC_EVERY };
     let speed = |compute: f64, waiting: f64| Speed {
@@ -206,7 +206,7 @@ mod tests {
         let mut config = Config::default();
         let of = |config: &Config| plan(config, cluster(Some(1e8)), (320e6, 320e6), 65536, &halved(4), false);
         let f32 = of(&config);
-        config.train.reduce_dtype = WeightDtype::F16;
+        config.train.reduce_dtype = WireDtype::F16;
         let f16 = of(&config);
         assert_eq!(f16.exchanged_bytes * 2.0, f32.exchanged_bytes);
         assert!(f16.rows[2].together.ms_per_step < 0.6 * f32.rows[2].together.ms_per_step);

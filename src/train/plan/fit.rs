@@ -8,7 +8,7 @@ use crate::train::setup::memory_limit::memory_limit;
 use crate::train::setup::precision::operands;
 use crate::train::step::ranks::{Place, Share};
 use crate::train::step::update_rules::trained;
-use crate::{Device, Error, Result, units};
+use crate::{DType, Device, Error, Result, units};
 use serde::Serialize;
 
 /// Memory available to a rank, bytes; `None` if unknown, then everything fits.
@@ -134,6 +134,12 @@ impl Run<'_> {
         Ok(short(need.host_least, memory.host, false).or_else(|| short(need.device, memory.device, true)))
     }
 
+    /// Whether all weights of matmuls can be quantized so.
+    fn has_whole_blocks(&self, dtype: DType) -> bool {
+        let widths = self.shape.llama.as_ref().map_or(vec![], |l| vec![l.intermediate_size, l.head_dim]);
+        widths.into_iter().chain([self.shape.n_embd]).all(|width| width.is_multiple_of(dtype.block()))
+    }
+
     /// The changes that save memory, by the quality that they cost.
     fn savings(&self) -> Vec<Change> {
         let Config { train, optimizer, model, lora, .. } = self.config;
@@ -162,6 +168,10 @@ impl Run<'_> {
         let has_f16 = self.device.adapter().is_none() || self.device.has_f16();
         if (can_adapt || lora.rank > 0) && lora.base_dtype == WeightDtype::F32 && has_f16 {
             savings.push(("lora.base_dtype = \"f16\"", |config| config.lora.base_dtype = WeightDtype::F16));
+        }
+        // The least blocks that rows may have.
+        if (can_adapt || lora.rank > 0) && lora.base_dtype != WeightDtype::Nf4 && self.has_whole_blocks(DType::Nf4) {
+            savings.push(("lora.base_dtype = \"nf4\"", |config| config.lora.base_dtype = WeightDtype::Nf4));
         }
         savings
     }

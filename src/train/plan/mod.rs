@@ -18,6 +18,7 @@ pub use run_plan::{PlannedRanks, Rates, RunPlan, TimePlan, plan_run};
 
 use crate::cpu::available_memory_bytes;
 use crate::models::{LargeTensor, ModelConfig};
+use crate::tensor::Spec;
 use crate::train::step::update_rules::Trained;
 use crate::units;
 use crate::{DType, Device, Error, Result};
@@ -63,17 +64,22 @@ impl Plan {
     pub fn new(model: &ModelConfig, tokens: usize, operands: DType, trained: Option<&Trained>) -> Plan {
         let parameters = model.parameter_count();
         let bytes = |dtype: DType, count: usize| (dtype.size_bytes() * count) as u64;
-        let f16_only = match trained.and_then(|trained| trained.frozen) {
-            Some(DType::F16) => model.matmul_weights(),
-            _ => 0,
+        let frozen = trained.and_then(|trained| trained.frozen).filter(|frozen| *frozen != DType::F32);
+        // Of the weights of matmuls, beside which nothing else is f16 or quantized but the embedding.
+        let small = frozen.map_or(0, |_| model.matmul_weights());
+        let table = match frozen.is_some_and(DType::is_quantized) {
+            true => (model.vocab_size * model.n_embd).min(parameters - small),
+            false => 0,
         };
+        let of_small = |dtype: DType, count: usize| Spec::new([1, count], dtype).size_bytes() as u64;
+        let small_bytes = frozen.map_or(0, |frozen| of_small(frozen, small) + of_small(DType::Q8_0, table));
         let adapters = trained.map_or(0, |trained| if trained.frozen.is_some() { trained.parameters } else { 0 });
-        let in_f32 = parameters - f16_only + adapters;
+        let in_f32 = parameters - small - table + adapters;
         let elsewhere = trained.map_or(0, |trained| trained.elsewhere);
         let of_trained = |of: fn(&Trained) -> usize| trained.map_or(0, |trained| bytes(DType::F32, of(trained)));
         Plan {
             parameters,
-            parameter_bytes: bytes(DType::F32, in_f32 - elsewhere) + bytes(DType::F16, f16_only),
+            parameter_bytes: bytes(DType::F32, in_f32 - elsewhere) + small_bytes,
             half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
             gradient_bytes: of_trained(|trained| trained.parameters),
             kept_gradient_bytes: of_trained(|trained| if trained.layerwise { 0 } else { trained.parameters }),

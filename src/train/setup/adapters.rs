@@ -13,11 +13,19 @@ pub fn lora(config: &Config) -> Option<Lora> {
         alpha: if l.alpha > 0.0 { l.alpha } else { 2.0 * l.rank as f64 },
         dropout: l.dropout,
         targets: l.targets.clone(),
-        base: match l.base_dtype {
-            WeightDtype::F32 => DType::F32,
-            WeightDtype::F16 => DType::F16,
-        },
+        base: storage(l.base_dtype),
     })
+}
+
+/// A storage type of the configuration, as tensors have it.
+pub fn storage(dtype: WeightDtype) -> DType {
+    match dtype {
+        WeightDtype::F32 => DType::F32,
+        WeightDtype::F16 => DType::F16,
+        WeightDtype::Q8_0 => DType::Q8_0,
+        WeightDtype::Q4_0 => DType::Q4_0,
+        WeightDtype::Nf4 => DType::Nf4,
+    }
 }
 
 /// Number of LoRA parameters of a model of this shape, computed without allocating.

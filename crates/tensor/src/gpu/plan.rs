@@ -357,7 +357,7 @@ impl fmt::Debug for ChoiceCache {
 pub const PARAMS_BYTES: usize = 128;
 
 /// Names and texts of templates for `{% include "matmul_epilogue" %}`.
-pub const INCLUDES: [(&str, &str); 10] = [
+pub const INCLUDES: [(&str, &str); 11] = [
     ("attention_blocks", rustyflow_shaders::attention_blocks),
     ("attention_common", rustyflow_shaders::attention_common),
     ("attention_coop_common", rustyflow_shaders::attention_coop_common),
@@ -367,6 +367,7 @@ pub const INCLUDES: [(&str, &str); 10] = [
     ("int8_moments", rustyflow_shaders::int8_moments),
     ("matmul_epilogue", rustyflow_shaders::matmul_epilogue),
     ("matmul_split_fp16", rustyflow_shaders::matmul_split_fp16),
+    ("quantized", rustyflow_shaders::quantized),
     ("common", rustyflow_shaders::common),
 ];
 

@@ -65,14 +65,16 @@ impl Linear {
         Ok(Linear { weight, bias: bias.map(Parameter::from) })
     }
 
-    /// (..., inputs) -> (..., outputs), of x's type. If x is f32 and the weight exists in f16 only, the GEMM is f16.
+    /// (..., inputs) -> (..., outputs), of x's type. If x is f32 and the weight exists in f16 only, or quantized where
+    /// the device has f16, the GEMM is f16.
     ///
     /// # Errors
     /// If the shape does not fit.
     pub fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let weight = self.weight.operand();
         let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
-        let y = x.to_dtype(weight.dtype())?.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())?;
+        let operand = x.to_dtype(weight.operand_dtype())?;
+        let y = operand.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())?;
         match &self.weight.low_rank {
             None => Ok(y),
             Some(low_rank) => low_rank.add_to(y, x, dropout),

@@ -40,7 +40,7 @@ pub struct LinearLayout {
 /// A trained or frozen tensor. Dereferences to its value.
 #[derive(Clone)]
 pub struct Parameter {
-    /// f32. A frozen parameter may be f16 instead, without an f32 copy.
+    /// f32. A frozen parameter may be f16 or quantized instead, without an f32 copy.
     pub value: Tensor,
     /// In mixed precision, the f16 copy that GEMMs read. Value and copy share one f32 gradient.
     pub half: Option<Tensor>,
@@ -80,6 +80,22 @@ impl Parameter {
         Ok(())
     }
 
+    /// Freezes a matrix and keeps only quantized values, with the layout (outputs, inputs). Valid for weights of
+    /// [`Linear`], and for embeddings and heads.
+    ///
+    /// # Errors
+    /// If its rows are not whole blocks, or memory runs out.
+    pub fn freeze_quantized(&mut self, dtype: DType) -> Result<()> {
+        self.freeze();
+        let mut value = self.value.clone();
+        if let Some(layout) = self.linear.as_mut().filter(|layout| !layout.outputs_first) {
+            value = value.to_device(&Device::Cpu)?.permute(&[1, 0])?;
+            layout.outputs_first = true;
+        }
+        (self.value, self.half) = (value.to_dtype(dtype)?, None);
+        Ok(())
+    }
+
     /// Overwrites its values in place, so that an arena that shares the memory sees them. The gradient is unchanged. Do
     /// not differentiate results that were computed from the previous values.
     ///
@@ -91,7 +107,7 @@ impl Parameter {
             let (expected, got) = (self.value.shape().to_string(), values.shape().to_string());
             return Err(Error::Shape { op: OP, expected, got });
         }
-        if values.dtype() == DType::U32 {
+        if !matches!(values.dtype(), DType::F32 | DType::F16) {
             return Err(Error::DType { op: OP, expected: "f32 or f16", got: values.dtype().name() });
         }
         let values = values.detach().to_device(&Device::Cpu)?;

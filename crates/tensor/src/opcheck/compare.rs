@@ -28,7 +28,7 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result
 pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(match tensor.dtype() {
         DType::U32 => tensor.to_u32()?.into_iter().map(f64::from).collect(),
-        DType::F32 | DType::F16 => tensor.to_f32()?.into_iter().map(f64::from).collect(),
+        _ => tensor.to_f32()?.into_iter().map(f64::from).collect(),
     })
 }
 

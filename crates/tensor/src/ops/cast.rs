@@ -59,16 +59,23 @@ impl Op for Cast {
 }
 
 impl Tensor {
-    /// Converts to f32 or f16; returns the same tensor if it already has the type.
+    /// Converts to f32, f16 or, a matrix whose rows are whole blocks, to a quantized type; returns the same tensor if
+    /// it already has the type. The tape does not notice quantized types: such weights are frozen.
     ///
     /// # Errors
-    /// If a type is u32, or the GPU does not support f16.
+    /// If a type is u32, a matrix has no whole blocks, or the GPU does not support f16.
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
         if self.dtype() == DType::U32 || dtype == DType::U32 {
             return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
+        }
+        if dtype.is_quantized() {
+            return self.quantized(dtype);
+        }
+        if self.dtype().is_quantized() {
+            return self.dequantized(dtype);
         }
         match self.unread_as(dtype) {
             Some(unread) => Ok(unread),

@@ -305,8 +305,11 @@ impl Tensor {
     /// The rows `ids` (..., u32) of this table (V, C) -> (..., C). A row is NaN if its id is not below V.
     ///
     /// # Errors
-    /// If this tensor is not f32 (V, C) or the ids are not u32.
+    /// If this tensor is not (V, C), f32 or quantized, or the ids are not u32.
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
+        if self.dtype().is_quantized() {
+            return self.quantized_rows(ids);
+        }
         let (vocabulary, c) = (self.shape().rows(), self.shape().last_dim());
         apply_one(Embedding { vocabulary, c }, &[self, ids])
     }

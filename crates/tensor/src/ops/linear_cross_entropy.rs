@@ -236,6 +236,14 @@ impl Tensor {
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
         const OP: &str = "linear_cross_entropy";
+        let values;
+        let weight = match weight.dtype().is_quantized() {
+            true => {
+                values = weight.to_dtype(self.dtype())?;
+                &values
+            }
+            false => weight,
+        };
         expect_dtype(OP, self.dtype(), &[weight.spec()])?;
         if self.dtype() == DType::U32 {
             expect_f32(OP, &[self.spec()])?;

@@ -27,6 +27,7 @@ mod matmul;
 mod movement;
 mod norm_linear;
 mod pool;
+mod quantized;
 pub mod random;
 mod recurrent;
 mod reduce;

@@ -126,7 +126,7 @@ impl Tensor {
                 has_bias: norm.bias.is_some(),
                 branch: branch.map(Tensor::dtype),
                 dropout: None,
-                out: linear.weight.dtype(),
+                out: linear.weight.operand_dtype(),
             },
             product: MatMul { trans_b: linear.outputs_first, bias: linear.bias.is_some(), out, ..MatMul::default() },
             gelu: linear.gelu,

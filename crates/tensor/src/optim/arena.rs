@@ -47,6 +47,8 @@ pub struct ParameterArena {
     /// In mixed precision the values as f16, the operands of matmuls.
     pub(super) halves: Option<Tensor>,
     pub(super) f16_only: Option<Tensor>,
+    /// Whether some frozen weights are quantized, which have no arena.
+    multiplies_quantized: bool,
     trainable_len: usize,
 }
 
@@ -166,18 +168,23 @@ impl ParameterArena {
             grads,
             halves,
             f16_only,
+            multiplies_quantized: false,
             trainable_len,
         };
         if device.has_values() {
             arena.write(&tensors)?;
         }
         module.visit_parameters("", &mut |name, parameter| arena.take(name, parameter));
+        arena.multiplies_quantized = quantized_to_device(module, device)?;
         module.buffers_to_device(device)?;
         Ok(arena)
     }
 
     /// Lets a parameter use its part of the arenas.
     fn take(&mut self, name: &str, parameter: &mut Parameter) {
+        if parameter.dtype().is_quantized() {
+            return;
+        }
         let entry = self.entries.iter().find(|e| e.name == name).expect("the layout has every parameter");
         let part = |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone());
         if entry.dtype == DType::F16 {
@@ -311,7 +318,7 @@ impl ParameterArena {
 
     /// Whether some matmuls are of f16, so that gradients are scaled to survive it.
     pub(super) fn has_f16(&self) -> bool {
-        self.halves.is_some() || self.f16_only.is_some()
+        self.halves.is_some() || self.f16_only.is_some() || (self.multiplies_quantized && self.device.has_f16())
     }
 
     /// All f32 values that this device has: the arena that the offsets of their entries count in, if it
@@ -409,6 +416,18 @@ impl ParameterArena {
         self.grads.iter().for_each(|(_, gradient)| gradient.zero_lazily());
         self.buckets().into_iter().flatten().for_each(|bucket| bucket.reset());
     }
+}
+
+/// Moves quantized parameters to a device; returns whether there are any.
+fn quantized_to_device(module: &mut dyn Module, device: &Device) -> Result<bool> {
+    let (mut result, mut any) = (Ok(()), false);
+    module.visit_parameters("", &mut |_, parameter| {
+        if parameter.dtype().is_quantized() && result.is_ok() {
+            any = true;
+            result = parameter.to_device(device).map(|moved| parameter.store(moved, None));
+        }
+    });
+    result.map(|()| any)
 }
 
 /// The most elements of an arena that one buffer may hold.

@@ -1,18 +1,14 @@
 //! Moments in 8 bits: block-wise dynamic quantization (Dettmers et al. 2022).
 //!
 //! A block of 256 moments x is stored as its largest magnitude, absmax, in f32 and a code of 8 bits for each: the index
-//! of the number in a table that is nearest to x / absmax. The tables are those of bitsandbytes. In each of seven
-//! decades below 1 they have numbers at equal distances, twice as many as in the decade before, and besides 0 and 1:
+//! of the number in a table that is nearest to x / absmax ([`Codebook`]).
 //!
-//! ```text
-//! 10^(d - 6) (0.1 + 0.9 (j + 1/2) / n),  d = 0..7,  j = 0..n     n = 2^d with both signs, or 2^(d + 1) without
-//! ```
 //! The moments of a block lie in one record: for each moment 256 codes and absmax, 260 bytes. An update reads a record,
 //! computes with f32 and writes it.
 
 use super::layout::ALIGN;
 use crate::gpu::Value;
-use crate::tensor::DType;
+use crate::tensor::{CELLS, Codebook, DType, FIRST_CELL};
 use crate::{Device, Result, Tensor};
 use rayon::prelude::*;
 use std::sync::LazyLock;
@@ -34,26 +30,11 @@ const _: () = assert!(ALIGN.is_multiple_of(BLOCK));
 pub(super) const RECORD_WORDS: usize = BLOCK / 4 + 1;
 pub(super) const RECORD_BYTES: usize = 4 * RECORD_WORDS;
 
-/// The numbers of all codes, in ascending order, and where to look for a number.
-pub(super) struct Table {
-    numbers: [f32; 256],
-    /// The code of 0.
-    zero: u8,
-    /// For each cell of magnitudes with the same exponent and upper seven bits of the significand, the code that is
-    /// nearest to its smallest one. No cell has numbers of more than two codes.
-    cells: Vec<u8>,
-}
-
-/// Upper 16 bits of 2^-23: magnitudes of 0 are smaller.
-const FIRST_CELL: usize = 104 << 7;
-/// The last is that of 1.
-const CELLS: usize = (127 << 7) - FIRST_CELL + 1;
-
 /// Of moments with both signs, and of means of squares.
-static TABLES: LazyLock<[Table; 2]> = LazyLock::new(|| [Table::new(true), Table::new(false)]);
+static TABLES: LazyLock<[Codebook; 2]> = LazyLock::new(|| [Codebook::new(true), Codebook::new(false)]);
 
 /// The table for the moment of this name.
-pub(super) fn table_of(moment: &str) -> &'static Table {
+pub(super) fn table_of(moment: &str) -> &'static Codebook {
     &TABLES[usize::from(is_square(moment))]
 }
 
@@ -61,44 +42,7 @@ fn is_square(moment: &str) -> bool {
     matches!(moment, "exp_avg_sq" | "square_avg")
 }
 
-impl Table {
-    fn new(signed: bool) -> Table {
-        let mut all = vec![0.0, 1.0];
-        for decade in 0..7 {
-            let count = 1 << if signed { decade } else { decade + 1 };
-            let power = 10f64.powi(decade - 6);
-            let magnitudes = (0..count).map(|j| power * (0.1 + 0.9 * (f64::from(j) + 0.5) / f64::from(count)));
-            all.extend(magnitudes.flat_map(|x| if signed { vec![x, -x] } else { vec![x] }));
-        }
-        all.sort_by(f64::total_cmp);
-        let numbers: [f32; 256] = std::array::from_fn(|code| all[code] as f32);
-        let mut table = Table { numbers, zero: if signed { 127 } else { 0 }, cells: Vec::new() };
-        let mut code = table.zero;
-        for cell in 0..CELLS {
-            let smallest = if cell == 0 { 0.0 } else { f32::from_bits(((FIRST_CELL + cell) << 16) as u32) };
-            while smallest > table.middle(code) {
-                code += 1;
-            }
-            table.cells.push(code);
-        }
-        table
-    }
-
-    /// Half way to the number of the next code.
-    fn middle(&self, code: u8) -> f32 {
-        0.5 * (self.numbers[usize::from(code)] + self.numbers[usize::from(code.saturating_add(1))])
-    }
-
-    /// The code of the number that is nearest to x, at most 1 in magnitude; of two the one nearer to 0.
-    fn nearest(&self, x: f32) -> u8 {
-        let magnitude = x.abs().min(1.0);
-        let cell = ((magnitude.to_bits() >> 16) as usize).saturating_sub(FIRST_CELL);
-        let mut code = self.cells[cell];
-        code += u8::from(magnitude > self.middle(code));
-        // The negative numbers lie before 0 as the positive ones after it, but for 1.
-        if x < 0.0 { (2 * self.zero).saturating_sub(code) } else { code }
-    }
-
+impl Codebook {
     /// Reads the moments of a block from its part of a record.
     pub fn decode(&self, record: &[u32], moments: &mut [f32]) {
         let (codes, absmax) = record.split_at(BLOCK / 4);
@@ -155,7 +99,7 @@ pub(super) fn encoded(moments: &[(&str, Vec<f32>)]) -> Vec<u32> {
 /// If the device has no memory left.
 pub(super) fn tables_on(device: &Device) -> Result<Tensor> {
     let mut words: Vec<u32> = TABLES.iter().flat_map(|table| table.numbers.map(f32::to_bits)).collect();
-    for Table { cells, .. } in TABLES.iter() {
+    for Codebook { cells, .. } in TABLES.iter() {
         let four = |cells: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| cells.get(i).copied().unwrap_or(0)));
         words.extend(cells.chunks(4).map(four));
     }

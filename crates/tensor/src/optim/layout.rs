@@ -71,7 +71,10 @@ impl Layout {
     ) -> Result<Layout> {
         let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
-            parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
+            // Quantized ones, which are frozen, stay tensors of their own.
+            if !parameter.dtype().is_quantized() {
+                parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
+            }
         });
         let in_f16 = |parameter: &Parameter| parameter.dtype() != DType::F32;
         if let Some((name, ..)) = parameters.iter().find(|(_, p, _)| in_f16(p) && p.is_trainable()) {

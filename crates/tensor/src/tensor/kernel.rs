@@ -35,6 +35,11 @@ impl<'a> View<'a> {
         bytemuck::cast_slice(self.bytes)
     }
 
+    /// The words of a quantized matrix.
+    pub(crate) fn words(&self) -> &'a [u32] {
+        bytemuck::cast_slice(self.bytes)
+    }
+
     /// The elements as u32.
     pub fn u32(&self) -> &'a [u32] {
         debug_assert_eq!(self.spec.dtype, DType::U32);

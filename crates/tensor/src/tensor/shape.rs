@@ -1,5 +1,6 @@
 //! Shapes and element types.
 
+use super::quantized::Parts;
 use std::fmt;
 use std::ops::Deref;
 
@@ -10,21 +11,29 @@ pub enum DType {
     F32,
     F16,
     U32,
+    /// Blocks of 8 or 4 bits (`quantized.rs`): frozen weights, matrices (N, K).
+    Q8_0,
+    Q4_0,
+    Nf4,
 }
 
 impl DType {
-    /// "f32", "f16" or "u32".
+    /// "f32", "f16", "u32", "q8_0", "q4_0" or "nf4".
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
             DType::F16 => "f16",
             DType::U32 => "u32",
+            DType::Q8_0 => "q8_0",
+            DType::Q4_0 => "q4_0",
+            DType::Nf4 => "nf4",
         }
     }
 
     /// The WGSL type of `lanes` elements, one or four: `f16`, `vec4<f16>`.
     pub fn wgsl(self, lanes: usize) -> &'static str {
         match (self, lanes == 4) {
+            (DType::Q8_0 | DType::Q4_0 | DType::Nf4, _) => "u32",
             (_, false) => self.name(),
             (DType::F32, true) => "vec4<f32>",
             (DType::F16, true) => "vec4<f16>",
@@ -32,11 +41,12 @@ impl DType {
         }
     }
 
-    /// Bytes of one element.
+    /// Bytes of one element; of quantized types, which have no single ones, 1.
     pub fn size_bytes(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::F16 => 2,
+            DType::Q8_0 | DType::Q4_0 | DType::Nf4 => 1,
         }
     }
 }
@@ -125,7 +135,10 @@ impl Spec {
 
     /// Bytes of all elements; `usize::MAX` if they cannot be counted.
     pub fn size_bytes(&self) -> usize {
-        self.shape.elements().saturating_mul(self.dtype.size_bytes())
+        match self.dtype.is_quantized() {
+            true => size_of::<u32>() * Parts::of(self.dtype, self.shape.elements()).end,
+            false => self.shape.elements().saturating_mul(self.dtype.size_bytes()),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tensors whose values lie outside of memory, such as in a file. They take no memory until they are moved to a device;
 //! all threads read them then.
 
+use super::quantized::encode;
 use super::{DType, Device, Edge, Spec, Storage, Tensor};
 use crate::cpu::{CHUNK, CpuSlice};
 use crate::profile::MemoryKind;
@@ -57,6 +58,9 @@ impl Unread {
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
+        if self.dtype.is_quantized() {
+            return bytemuck::pod_collect_to_vec(&encode(self.dtype, self, self.len));
+        }
         let mut bytes = vec![0; self.len * self.dtype.size_bytes()];
         write_parallel(self, self.dtype, 0, &mut bytes);
         bytes
@@ -108,8 +112,25 @@ impl Tensor {
         Some(Tensor::from_parts(spec, Storage::Unread(Unread { dtype, ..unread.clone() }), Edge::None))
     }
 
+    /// These values, f32 or f16, quantized on the CPU, where they are.
+    pub(crate) fn encoded(&self, dtype: DType) -> Result<Tensor> {
+        let spec = Spec::new(self.shape().clone(), dtype);
+        if !self.device().has_values() {
+            return Tensor::empty(spec, &self.device(), MemoryKind::Parameters);
+        }
+        let words = encode(dtype, &self.to_f32()?[..], self.len());
+        Tensor::from_bytes_as(MemoryKind::Parameters, bytemuck::cast_slice(&words), spec, &self.device())
+    }
+
     /// The values in memory of a device.
     pub(super) fn read_to(&self, device: &Device) -> Result<Tensor> {
+        if self.dtype().is_quantized() {
+            let tensor = Tensor::empty(self.spec().clone(), device, MemoryKind::Parameters)?;
+            if device.has_values() {
+                tensor.write_bytes(&self.to_bytes()?)?;
+            }
+            return Ok(tensor);
+        }
         let tensor = Tensor::empty(self.spec().clone(), device, MemoryKind::Other)?;
         tensor.take_values(self)?;
         Ok(tensor)

@@ -1,6 +1,7 @@
 //! Values on their way between the host and devices.
 
 use super::accumulate::{AddInto, Sum};
+use super::quantized::decode_all;
 use super::source::not_in_memory;
 use super::{DType, Device, Edge, Grads, Op, Readback, Saved, Saves, Spec, Storage, Tensor, record, run_into, upcast};
 use crate::cpu::CpuSlice;
@@ -124,6 +125,7 @@ impl Tensor {
         let bytes = match self.dtype() {
             DType::U32 => return Err(Error::DType { op: "to_f32", expected: "f32 or f16", got: self.dtype().name() }),
             DType::F32 | DType::F16 => self.to_bytes()?,
+            quantized => return Ok(decode_all(quantized, &self.to_bytes()?, self.len())),
         };
         Ok(match upcast::to_f32(&bytes, self.spec()) {
             Some((_, values)) => values,

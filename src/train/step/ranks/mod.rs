@@ -27,7 +27,7 @@ pub(in crate::train) use team::Team;
 pub(in crate::train) use token_rows::{DryRanks, TokenRows};
 
 use crate::comm::{Background, Launch, Wire};
-use crate::config::{Config, DeviceBatch, WeightDtype};
+use crate::config::{Config, DeviceBatch, WireDtype};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::train::step::replica::Replica;
 use crate::units;
@@ -152,8 +152,8 @@ pub fn rank_table(ranks: &[RankTimes]) -> String {
 /// Type of transferred gradients.
 fn wire(config: &Config) -> Wire {
     match config.train.reduce_dtype {
-        WeightDtype::F32 => Wire::F32,
-        WeightDtype::F16 => Wire::F16,
+        WireDtype::F32 => Wire::F32,
+        WireDtype::F16 => Wire::F16,
     }
 }
 

@@ -4,6 +4,7 @@
 use super::plan::with_epilogue;
 use super::{DType, Dims, MatMul};
 use crate::gpu::{Buffer, Launch, Operand, Plan, Value, buffer, param};
+use crate::ops::quantized;
 use crate::shader;
 
 /// Largest number of rows of a.
@@ -50,15 +51,15 @@ impl NormPrologue {
     }
 }
 
-/// One launch.
-pub(super) fn plan(op: &MatMul, d: &Dims, dtype: DType) -> Plan {
+/// One launch, with a and b of these types.
+pub(super) fn plan(op: &MatMul, d: &Dims, a: DType, b: DType) -> Plan {
     let shape = Layout::of(op, d);
     let operands = vec![
-        buffer("a", dtype.wgsl(shape.lanes_a()), Operand::Input(0)),
-        buffer("b", dtype.wgsl(shape.lanes), Operand::Input(1)),
+        buffer("a", a.wgsl(shape.lanes_a()), Operand::Input(0)),
+        buffer("b", b.wgsl(shape.lanes), Operand::Input(1)),
     ];
     let buffers = with_epilogue(op, operands, op.out.name());
-    shape.launch(op, d, dtype, op.epilogue.name(), None, buffers)
+    shape.launch(op, d, [a, b], op.epilogue.name(), None, buffers)
 }
 
 /// `op(norm(x + branch)) b`, with GELU of that if asked: one launch. b is of this type.
@@ -72,7 +73,7 @@ pub(in crate::ops) fn plan_normed(
     let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
     let shape = Layout::of(op, &d);
     let buffers = norm.buffers(op, shape.lanes_a(), dtype.wgsl(shape.lanes));
-    shape.launch(op, &d, dtype, if gelu { "gelu_only" } else { "" }, Some(norm), buffers)
+    shape.launch(op, &d, [DType::F32, dtype], if gelu { "gelu_only" } else { "" }, Some(norm), buffers)
 }
 
 /// How b is read.
@@ -114,14 +115,15 @@ impl Layout {
         &self,
         op: &MatMul,
         d: &Dims,
-        dtype: DType,
+        [a, b]: [DType; 2],
         epilogue: &'static str,
         norm: Option<&NormPrologue>,
         buffers: Vec<Buffer>,
     ) -> Plan {
         let &Layout { lanes, trans_b, outputs, steps, share } = self;
         let mut values: Vec<(&'static str, Value)> = vec![
-            ("T_in", dtype.name().into()),
+            ("T_a", a.name().into()),
+            ("T_b", b.name().into()),
             ("T_out", op.out.name().into()),
             ("rows", d.m.into()),
             ("share", share.into()),
@@ -131,8 +133,13 @@ impl Layout {
             ("accumulate", op.accumulate.into()),
             ("epilogue", epilogue.into()),
             ("norm", norm.map_or("", |norm| if norm.rms { "rms" } else { "layer" }).into()),
+            ("quantized", b.is_quantized().into()),
         ];
         let mut params = vec![param("n", d.n), param("outputs", outputs), param("steps", steps)];
+        if b.is_quantized() {
+            values.extend(quantized::shader_values(b));
+            params.extend(quantized::shader_params(b, d.n * d.k));
+        }
         if let Some(norm) = norm {
             values.extend([
                 ("steps", steps.into()),

@@ -29,6 +29,7 @@ pub use tuned::{GemmCase, TunedGemm, compare_tiles};
 
 use super::reduce::SumRows;
 use super::*;
+use crate::cpu::with_scratch;
 use crate::gpu::{Limits, Plan};
 use crate::tensor::{Edge, Grads, run};
 
@@ -66,7 +67,7 @@ pub(crate) struct MatMul {
     /// Whether a second output (N) gets the column sums of b (added with `accumulate`). In the GEMM of a weight
     /// gradient they are the bias gradient, so dy is not read again. Only for a (K, M) and b (K, N).
     pub sums: bool,
-    /// Type of the result. The operands are both f32 or both f16; accumulation is in f32.
+    /// Type of the result. The operands are both f32 or both f16, or b is quantized; accumulation is in f32.
     pub out: DType,
 }
 
@@ -112,9 +113,15 @@ impl Kernel for MatMul {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_dtype("matmul", inputs[0].dtype, &inputs[1..2])?;
-        if inputs[0].dtype == DType::U32 {
+        let is_quantized = inputs[1].dtype.is_quantized();
+        if !is_quantized {
+            expect_dtype("matmul", inputs[0].dtype, &inputs[1..2])?;
+        }
+        if !matches!(inputs[0].dtype, DType::F32 | DType::F16) {
             expect_f32("matmul", inputs)?;
+        }
+        if is_quantized && (inputs[1].shape.len() != 2 || self.trans_a || self.sums) {
+            return Err(shape_error("matmul", "a quantized matrix (N, K) on the right", inputs[1]));
         }
         let (a, b) = (&inputs[0].shape, &inputs[1].shape);
         let Some(Dims { m, n, .. }) = self.dims(a, b) else {
@@ -154,22 +161,34 @@ impl Kernel for MatMul {
             SumRows { accumulate: self.accumulate, len: d.n, outputs: 1 }.cpu(&inputs[1..2], sums);
         }
         let empty: &[f32] = &[];
-        let operands = cpu::Operands {
-            a: inputs[0].f32(),
-            b: inputs[1].f32(),
-            bias: if self.bias { inputs[2].f32() } else { empty },
-            factors: if self.epilogue == Epilogue::Multiply { inputs[2 + self.bias as usize].f32() } else { empty },
-        };
-        cpu::compute(self, &d, operands, y.f32(), activated.first_mut().map_or(&mut [], |output| output.f32()));
+        let bias = if self.bias { inputs[2].f32() } else { empty };
+        let factors = if self.epilogue == Epilogue::Multiply { inputs[2 + self.bias as usize].f32() } else { empty };
+        let activated = activated.first_mut().map_or(&mut [][..], |output| output.f32());
+        let a = inputs[0].f32();
+        if !inputs[1].spec.dtype.is_quantized() {
+            return cpu::compute(self, &d, cpu::Operands { a, b: inputs[1].f32(), bias, factors }, y.f32(), activated);
+        }
+        if self.trans_b && matvec::is_for(self, &d) && self.epilogue == Epilogue::None {
+            return quantized::few_rows(&inputs[1], a, bias, self.accumulate, y.f32());
+        }
+        with_scratch(d.n * d.k, |b| {
+            quantized::decode_into(&inputs[1], b);
+            cpu::compute(self, &d, cpu::Operands { a, b, bias, factors }, y.f32(), activated);
+        });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
-        let dtype = inputs[0].dtype;
-        if matvec::is_for(self, &d) {
-            return matvec::plan(self, &d, dtype);
+        let (dtype, b) = (inputs[0].dtype, inputs[1]);
+        let is_quantized = b.dtype.is_quantized();
+        if matvec::is_for(self, &d) && (self.trans_b || !is_quantized) {
+            return matvec::plan(self, &d, dtype, b.dtype);
         }
-        self.plan(&d, dtype, TileConfig::cached(self, &d, dtype, limits), limits)
+        let config = TileConfig::cached(self, &d, dtype, limits);
+        match is_quantized {
+            true => self.plan_quantized(&d, b, dtype, config, limits),
+            false => self.plan(&d, dtype, config, limits),
+        }
     }
 }
 
@@ -190,7 +209,7 @@ impl Op for MatMul {
         if grads.needs_grad(0) {
             // da = dy op(b)^T, itself transposed if a is stored so. Both operands are of one type.
             let b = saved.input(1)?;
-            let out = grads.dtype(0, b);
+            let out = grads.dtype(0, dy);
             if self.trans_a {
                 grads.accumulate_with(0, &[b, dy], product(out, self.trans_b, true))?;
             } else {

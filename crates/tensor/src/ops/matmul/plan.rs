@@ -2,8 +2,9 @@
 
 use super::select::TileConfig;
 use super::tiles::{MmaKind, Tile};
-use super::{DType, Dims, Epilogue, MatMul};
+use super::{DType, Dims, Epilogue, MatMul, Spec};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
+use crate::ops::quantized::dequantize;
 use crate::shader;
 
 /// A GEMM with its tile, split-K and scratch buffers.
@@ -18,12 +19,31 @@ struct Launches<'a> {
     /// Split-K: `splits` consecutive workgroups compute one tile, each over `k_slice` of k.
     splits: usize,
     k_slice: usize,
-    /// The scratch buffer of the partial results of split-K; that of their column sums is the next.
+    /// The scratch buffer of the partial results of split-K, after that of b if it has one; that of their column sums
+    /// is the next.
     partial: usize,
 }
 
 impl MatMul {
+    /// With b quantized: its values are written to scratch memory, and read from there.
+    pub(super) fn plan_quantized(&self, d: &Dims, b: &Spec, dtype: DType, config: TileConfig, limits: &Limits) -> Plan {
+        let mut plan = Plan::default();
+        plan.scratch.push(dtype.size_bytes() * d.n * d.k);
+        plan.launches.push(dequantize(b, dtype, [Operand::Input(1), Operand::Scratch(0)], None));
+        self.add_tiles(plan, d, dtype, TileConfig { transpose_b: false, ..config }, limits)
+    }
+
     pub(super) fn plan(&self, d: &Dims, dtype: DType, config: TileConfig, limits: &Limits) -> Plan {
+        let mut plan = Plan::default();
+        if config.transpose_b {
+            plan.scratch.push(dtype.size_bytes() * d.n * d.k);
+            plan.launches.push(transpose_b(d, dtype));
+        }
+        self.add_tiles(plan, d, dtype, config, limits)
+    }
+
+    /// Of a plan whose first launch has written b to scratch memory, if it has one.
+    fn add_tiles(&self, mut plan: Plan, d: &Dims, dtype: DType, config: TileConfig, limits: &Limits) -> Plan {
         debug_assert!(!self.accumulate || self.epilogue == Epilogue::None, "the epilogue reads one tensor");
         debug_assert!(
             !self.sums
@@ -35,14 +55,9 @@ impl MatMul {
             "the k loop of split-fp16 peels off its last step"
         );
         let (k_slice, splits) = config.tile.k_slices(d, config.splits);
-        let partial = config.transpose_b as usize;
+        let partial = plan.scratch.len();
         let trans_b = self.trans_b && !config.transpose_b;
         let launches = Launches { op: self, dims: d, dtype, config, trans_b, splits, k_slice, partial };
-        let mut plan = Plan::default();
-        if config.transpose_b {
-            plan.scratch.push(dtype.size_bytes() * d.n * d.k);
-            plan.launches.push(transpose_b(d, dtype));
-        }
         plan.launches.push(launches.tiles(limits));
         if splits > 1 {
             plan.scratch.push(splits * d.m * d.n * 4);
@@ -153,7 +168,7 @@ impl Launches<'_> {
     fn buffers_of_tiles(&self, limits: &Limits) -> Vec<Buffer> {
         let coop = self.config.tile.mma != MmaKind::Fma;
         let [lanes_a, lanes_b, lanes_c] = self.whole_vectors().map(|whole| if whole || coop { 4 } else { 1 });
-        let b = if self.config.transpose_b { Operand::ReadScratch(0) } else { Operand::Input(1) };
+        let b = if self.partial > 0 { Operand::ReadScratch(0) } else { Operand::Input(1) };
         let operands =
             vec![buffer("a", self.dtype.wgsl(lanes_a), Operand::Input(0)), buffer("b", self.dtype.wgsl(lanes_b), b)];
         let c = if self.stores_eight(limits) { "vec4<u32>" } else { self.out().wgsl(lanes_c) };

@@ -2,7 +2,7 @@
 
 use super::{configuration, largest};
 use crate::comm::{Background, threads};
-use crate::config::{Config, WeightDtype};
+use crate::config::{Config, WireDtype};
 use crate::data::{Position, Tokens};
 use crate::gpu::gpu_for_tests;
 use crate::models::ModelConfig;
@@ -114,7 +114,7 @@ impl Setup {
         let undisturbed = all(self.train(None)).unwrap();
         // Sums of the parts of a batch are rounded otherwise than those of the whole: to 24 bits, or to 11 where they
         // are sent as f16.
-        let tolerance = if self.config.train.reduce_dtype == WeightDtype::F16 { 1e-3 } else { 1e-5 };
+        let tolerance = if self.config.train.reduce_dtype == WireDtype::F16 { 1e-3 } else { 1e-5 };
         let [first, ..] = &undisturbed[..] else { panic!("there are ranks") };
         for fault in faults(&undisturbed) {
             let ranks = all(self.train(Some(fault))).unwrap_or_else(|error| panic!("{fault:?}: {error}"));

@@ -1,0 +1,370 @@
+//! Quantized matrices (`tensor/quantized.rs`) as operands. Shapes: (N, K) -> (N, K); table (V, C), ids (...) of u32 ->
+//! (..., C).
+//!
+//! GEMMs with few rows read codes and multiply while they do (`matmul/matvec.rs`). Others write the values of the
+//! matrix to scratch memory first, as f16 for tensor cores: of a GEMM with 4096 rows that is a few hundredths of the
+//! work. Weights are frozen, so nothing here is differentiated with respect to them.
+
+use super::*;
+use crate::cpu::vectorized;
+use crate::gpu::{Limits, Operand, Param, Plan, Value, buffer, param};
+use crate::shader;
+use crate::tensor::{Parts, decode_block, run, scale_of};
+use rayon::prelude::*;
+
+/// The values of a quantized matrix in f32 or f16.
+struct Dequantize {
+    to: DType,
+}
+
+/// Rows of a quantized table. Inputs: table, ids.
+struct QuantizedRows;
+
+/// What `shaders/quantized.wgsl` is told of a matrix of this type.
+pub(super) fn shader_values(dtype: DType) -> [(&'static str, Value); 1] {
+    [("b_type", dtype.name().into())]
+}
+
+/// What it needs to know besides.
+pub(super) fn shader_params(dtype: DType, elements: usize) -> [Param; 3] {
+    let Parts { scales, coarse, mean, .. } = Parts::of(dtype, elements);
+    [param("scales", scales), param("coarse", coarse), param("mean", mean)]
+}
+
+/// Writes the values of a quantized matrix; with ids those of the rows that they name, of which there are so many.
+pub(super) fn dequantize(
+    matrix: &Spec,
+    to: DType,
+    [from, into]: [Operand; 2],
+    ids: Option<(Operand, usize)>,
+) -> Launch {
+    let (width, elements) = (matrix.shape.last_dim() / 4, matrix.shape.elements());
+    let len = ids.as_ref().map_or(elements / 4, |(_, rows)| rows * width);
+    let mut values = vec![("T", to.name().into()), ("rows", ids.is_some().into())];
+    values.extend(shader_values(matrix.dtype));
+    let mut buffers = vec![buffer("b", "u32", from)];
+    let mut params = vec![param("len", len)];
+    if let Some((ids, _)) = ids {
+        buffers.push(buffer("ids", "u32", ids));
+        // As a parameter, because WGSL has no way to write NaN.
+        params.extend([param("width", width), param("vocabulary", matrix.shape.rows()), param("nan", f32::NAN)]);
+    }
+    buffers.push(buffer("result", to.wgsl(4), into));
+    params.extend(shader_params(matrix.dtype, elements));
+    Launch { shader: shader!(dequantize), values, buffers, params, workgroups: len.div_ceil(256) }
+}
+
+fn expect_quantized(op: &'static str, matrix: &Spec) -> Result<()> {
+    match matrix.dtype.is_quantized() && matrix.shape.len() == 2 {
+        true => Ok(()),
+        false => Err(shape_error(op, "a quantized matrix (N, K)", matrix)),
+    }
+}
+
+impl Kernel for Dequantize {
+    fn name(&self) -> &'static str {
+        "dequantize"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_quantized(self.name(), inputs[0])?;
+        Ok(vec![Spec::new(inputs[0].shape.clone(), self.to)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(2 * outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let k = inputs[0].spec.shape.last_dim();
+        outputs[0].f32().par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| decode_row(&inputs[0], row, out));
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        Plan::one(dequantize(inputs[0], self.to, [Operand::Input(0), Operand::Output(0)], None))
+    }
+}
+
+impl Kernel for QuantizedRows {
+    fn name(&self) -> &'static str {
+        "quantized_embedding"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_quantized(self.name(), inputs[0])?;
+        expect_dtype(self.name(), DType::U32, &inputs[1..])?;
+        let c = inputs[0].shape.last_dim();
+        Ok(vec![Spec::new([&inputs[1].shape[..], &[c]].concat(), DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        Cost { flops: 0.0, bytes: (inputs[1].size_bytes() + 2 * outputs[0].size_bytes()) as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let (rows, c) = (inputs[0].spec.shape.rows(), inputs[0].spec.shape.last_dim());
+        if c == 0 {
+            return;
+        }
+        outputs[0].f32().par_chunks_mut(c).zip(inputs[1].u32()).for_each(|(y, &id)| match id as usize {
+            id if id < rows => decode_row(&inputs[0], id, y),
+            _ => y.fill(f32::NAN),
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let ids = Some((Operand::Input(1), inputs[1].shape.elements()));
+        Plan::one(dequantize(inputs[0], DType::F32, [Operand::Input(0), Operand::Output(0)], ids))
+    }
+}
+
+/// The values of a row.
+fn decode_row(matrix: &View, row: usize, out: &mut [f32]) {
+    let k = out.len();
+    each_block(matrix.spec.dtype, matrix.words(), matrix.spec.shape.elements(), row, k, &mut |at, values| {
+        out[at..at + values.len()].copy_from_slice(values);
+    });
+}
+
+/// Calls `visit` with the values of each block of a row, and where they begin.
+#[inline(always)]
+fn each_block(
+    dtype: DType,
+    words: &[u32],
+    elements: usize,
+    row: usize,
+    k: usize,
+    visit: &mut impl FnMut(usize, &[f32]),
+) {
+    let (parts, block) = (Parts::of(dtype, elements), dtype.block());
+    let words_of_block = block / if dtype == DType::Q8_0 { 4 } else { 8 };
+    let mut values = [0.0; 64];
+    let values = &mut values[..block];
+    for i in 0..k / block {
+        let number = row * (k / block) + i;
+        let codes = &words[number * words_of_block..][..words_of_block];
+        decode_block(dtype, codes, scale_of(dtype, words, parts, number), values);
+        visit(i * block, values);
+    }
+}
+
+/// a (M, K) times the transpose of a quantized matrix (N, K), for few rows of a, plus the bias if it is not empty: (M,
+/// N), added to y if asked.
+pub(super) fn few_rows(matrix: &View, a: &[f32], bias: &[f32], accumulate: bool, y: &mut [f32]) {
+    /// Rows of the matrix that a task multiplies.
+    const ROWS: usize = 16;
+    const LANES: usize = 16;
+    let (n, k) = (matrix.spec.shape.rows(), matrix.spec.shape.last_dim());
+    let (m, dtype, words) = (a.len() / k, matrix.spec.dtype, matrix.words());
+    let mut products = vec![0.0; n * m];
+    products.par_chunks_mut(ROWS * m).enumerate().for_each(|(task, products)| {
+        for (i, products) in products.chunks_mut(m).enumerate() {
+            vectorized(
+                #[inline(always)]
+                || {
+                    let mut sums = [[0.0f32; LANES]; super::matmul::matvec::MOST_ROWS];
+                    each_block(dtype, words, n * k, task * ROWS + i, k, &mut |at, values| {
+                        for (sums, a) in sums.iter_mut().zip(a.chunks_exact(k)) {
+                            for (x, w) in a[at..at + values.len()].chunks_exact(LANES).zip(values.chunks_exact(LANES)) {
+                                (0..LANES).for_each(|lane| sums[lane] += x[lane] * w[lane]);
+                            }
+                        }
+                    });
+                    products.iter_mut().zip(&sums).for_each(|(product, sums)| *product = sums.iter().sum());
+                },
+            );
+        }
+    });
+    for (row, y) in y.chunks_exact_mut(n).enumerate() {
+        for (column, y) in y.iter_mut().enumerate() {
+            let before = if accumulate { *y } else { bias.get(column).copied().unwrap_or(0.0) };
+            *y = before + products[column * m + row];
+        }
+    }
+}
+
+/// The values of a quantized matrix, by all threads.
+pub(super) fn decode_into(matrix: &View, out: &mut [f32]) {
+    let k = matrix.spec.shape.last_dim();
+    out.par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| decode_row(matrix, row, out));
+}
+
+impl Tensor {
+    /// The type in which GEMMs multiply with this matrix: its own, or of a quantized one f16 where the device has that.
+    pub fn operand_dtype(&self) -> DType {
+        match self.dtype() {
+            dtype if !dtype.is_quantized() => dtype,
+            _ if self.device().has_f16() => DType::F16,
+            _ => DType::F32,
+        }
+    }
+
+    /// The values of a quantized matrix in f32 or f16.
+    pub(super) fn dequantized(&self, to: DType) -> Result<Tensor> {
+        Ok(run(&Dequantize { to }, &[self])?.remove(0))
+    }
+
+    /// A quantized matrix of these values, f32 or f16.
+    pub(super) fn quantized(&self, dtype: DType) -> Result<Tensor> {
+        let (k, block) = (self.shape().last_dim(), dtype.block());
+        if self.shape().len() != 2 || !k.is_multiple_of(block) || self.is_empty() {
+            let expected = format!("a matrix whose rows are multiples of {block} for {}", dtype.name());
+            return Err(shape_error("quantize", expected, self.spec()));
+        }
+        match self.unread_as(dtype) {
+            Some(unread) => Ok(unread),
+            None => self.encoded(dtype),
+        }
+    }
+
+    /// The rows `ids` of this quantized table.
+    pub(super) fn quantized_rows(&self, ids: &Tensor) -> Result<Tensor> {
+        Ok(run(&QuantizedRows, &[self, ids])?.remove(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::nn::Parameter;
+    use crate::ops::random::Key;
+    use crate::testing::assert_close;
+
+    const TYPES: [DType; 3] = [DType::Q8_0, DType::Q4_0, DType::Nf4];
+
+    fn values(number: u64, len: usize) -> Vec<f32> {
+        let key = Key::new(number);
+        (0..len).map(|i| (key.bits(i as u32) as f32 / 2_147_483_648.0 - 1.0).powi(3)).collect()
+    }
+
+    fn quantized(dtype: DType, shape: [usize; 2], device: &Device) -> Tensor {
+        let matrix = Tensor::from_f32(&values(7, shape[0] * shape[1]), shape, &Device::Cpu).unwrap();
+        matrix.to_dtype(dtype).unwrap().to_device(device).unwrap()
+    }
+
+    /// Of q8_0 half a step of 1/127 of the largest magnitude; of 4 bits, half the widest step.
+    #[test]
+    fn values_are_as_near_as_their_codes() {
+        for (dtype, most, bits) in
+            [(DType::Q8_0, 0.57 / 127.0, 8.5), (DType::Q4_0, 1.01 / 8.0, 4.5), (DType::Nf4, 0.17, 4.2)]
+        {
+            let (n, k) = (64, 256);
+            let exact = values(7, n * k);
+            let matrix = quantized(dtype, [n, k], &Device::Cpu);
+            let bytes =
+                if dtype == DType::Nf4 { matrix.spec().size_bytes() - 1024 } else { matrix.spec().size_bytes() };
+            assert!(bytes as f64 * 8.0 <= bits * (n * k) as f64 + 64.0, "{dtype:?}: {bytes}");
+            let got = matrix.to_f32().unwrap();
+            for (got, want) in got.chunks(dtype.block()).zip(exact.chunks(dtype.block())) {
+                let largest = want.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+                assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() <= most * largest), "{dtype:?}");
+            }
+        }
+    }
+
+    /// As GGUF files have them, or any file: nothing is lost by reading and quantizing again.
+    #[test]
+    fn blocks_of_ggml_come_back_to_the_bit() {
+        for dtype in [DType::Q8_0, DType::Q4_0] {
+            let matrix = quantized(dtype, [40, 96], &Device::Cpu);
+            let again = matrix.to_dtype(DType::F32).unwrap().to_dtype(dtype).unwrap();
+            assert!(matrix.to_bytes().unwrap() == again.to_bytes().unwrap(), "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros_and_nf4_has_its_largest_magnitude() {
+        for dtype in TYPES {
+            let zeros = Tensor::zeros([2, 128], DType::F32, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            assert_eq!(zeros.to_f32().unwrap(), [0.0; 256], "{dtype:?}");
+        }
+        // All blocks alike: their absmax is the mean, exactly.
+        let x: Vec<f32> = (0..128).map(|i| ((i % 64) as f32 - 32.0) / 8.0).collect();
+        let nf4 = Tensor::from_f32(&x, [2, 64], &Device::Cpu).unwrap().to_dtype(DType::Nf4).unwrap();
+        let (first, expected) = (nf4.to_f32().unwrap(), -4.0);
+        assert_eq!((first[0], first[64]), (expected, expected));
+    }
+
+    #[test]
+    fn what_has_no_whole_blocks_is_refused() {
+        let matrix = Tensor::zeros([2, 48], DType::F32, &Device::Cpu).unwrap();
+        for dtype in TYPES {
+            let error = matrix.to_dtype(dtype).unwrap_err().to_string();
+            assert!(error.contains("multiples of") && error.contains(dtype.name()), "{error}");
+        }
+        let parameter = Parameter::from(Tensor::zeros([64], DType::F32, &Device::Cpu).unwrap());
+        assert!(parameter.to_dtype(DType::Q8_0).is_err());
+    }
+
+    #[test]
+    fn devices_read_the_same_values_and_rows() {
+        for device in Device::for_tests() {
+            for (dtype, shape) in
+                TYPES.into_iter().flat_map(|dtype| [[5, 64], [33, 192], [3, 16_448]].map(|s| (dtype, s)))
+            {
+                let (cpu, matrix) = (quantized(dtype, shape, &Device::Cpu), quantized(dtype, shape, &device));
+                let want = cpu.to_f32().unwrap();
+                let got = matrix.to_dtype(DType::F32).unwrap().to_f32().unwrap();
+                // A GPU may fuse the product and the sum of double quantization.
+                assert_close(format!("{device} {dtype:?} {shape:?}"), &got, &want, 0.0, 1e-6);
+                let ids = Tensor::from_u32(&[2, 0, 99, 1, 2], [5], &device).unwrap();
+                let rows = matrix.embedding(&ids).unwrap().to_f32().unwrap();
+                let k = shape[1];
+                assert!(rows[2 * k..3 * k].iter().all(|x| x.is_nan()), "{device}");
+                for (at, id) in [(0, 2), (1, 0), (3, 1), (4, 2)] {
+                    assert_eq!(rows[at * k..][..k], got[id * k..][..k], "{device} {dtype:?}");
+                }
+            }
+        }
+    }
+
+    /// Forward and the gradient of x, with few rows and many, beside the product with the dequantized matrix.
+    #[test]
+    fn products_are_those_of_the_values() {
+        for device in Device::for_tests() {
+            for (dtype, [m, n, k]) in TYPES.into_iter().flat_map(|dtype| {
+                [[1, 40, 64], [3, 33, 192], [4, 7, 128], [5, 40, 64], [37, 130, 192]].map(|sizes| (dtype, sizes))
+            }) {
+                for operand in [DType::F32, DType::F16].into_iter().filter(|t| *t == DType::F32 || device.has_f16()) {
+                    let case = format!("{device} {dtype:?} {operand:?} {m} x {n} x {k}");
+                    let matrix = quantized(dtype, [n, k], &device);
+                    let x = Tensor::from_f32(&values(3, m * k), [m, k], &device).unwrap();
+                    let bias = Tensor::from_f32(&values(5, n), [n], &device).unwrap();
+                    let dy = Tensor::from_f32(&values(9, m * n), [m, n], &device).unwrap();
+                    let product = |weight: &Tensor| {
+                        let x = x.detach().requires_grad().unwrap();
+                        let y = x.to_dtype(operand).unwrap().linear(weight, true, Some(&bias)).unwrap();
+                        let y = y.to_dtype(DType::F32).unwrap();
+                        y.mul(&dy).unwrap().sum(..).unwrap().backward().unwrap();
+                        [y.to_f32().unwrap(), x.grad().unwrap().to_f32().unwrap()]
+                    };
+                    let (got, want) = (product(&matrix), product(&matrix.to_dtype(operand).unwrap()));
+                    // Sums in another order; f16 results have 11 bits.
+                    let (atol, rtol) = if operand == DType::F16 { (2e-2, 4e-3) } else { (1e-5, 1e-5) };
+                    for (got, want) in got.iter().zip(&want) {
+                        assert_close(case.clone(), got, want, atol, rtol);
+                    }
+                    let logits = x.linear_to_f32(&matrix, None);
+                    let want = x.linear_to_f32(&matrix.to_dtype(DType::F32).unwrap(), None).unwrap();
+                    assert_close(case, &logits.unwrap().to_f32().unwrap(), &want.to_f32().unwrap(), 1e-5, 1e-5);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_loss_of_a_quantized_head_is_that_of_its_values() {
+        for device in Device::for_tests() {
+            let (head, h) = (quantized(DType::Q8_0, [130, 64], &device), values(3, 6 * 64));
+            let targets = Tensor::from_u32(&[0, 5, 129, 7, 5, 64], [6], &device).unwrap();
+            let loss = |head: &Tensor| {
+                let h = Tensor::from_f32(&h, [6, 64], &device).unwrap().requires_grad().unwrap();
+                let loss = h.linear_cross_entropy(head, &targets, Criterion::default(), None).unwrap();
+                loss.backward().unwrap();
+                [loss.to_f32().unwrap(), h.grad().unwrap().to_f32().unwrap()].concat()
+            };
+            assert_eq!(loss(&head), loss(&head.to_dtype(DType::F32).unwrap()), "{device}");
+        }
+    }
+}
