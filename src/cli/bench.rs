@@ -102,7 +102,7 @@ pub struct GenerateArgs {
     /// Texts continued at once
     #[arg(long, value_name = "B", default_value_t = 1, value_parser = at_least_one)]
     batch_size: usize,
-    /// Type of the weights in matmuls: f32 or f16
+    /// Type of the weights in matmuls: f32, f16, q8_0, q4_0 or nf4
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
     dtype: WeightDtype,
     /// Draw the time of a token against the tokens before it into this file

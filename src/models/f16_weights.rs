@@ -64,8 +64,8 @@ pub fn to_device_as_f16(model: &mut dyn LanguageModel, setting: &str, device: &D
 pub fn to_device_quantized(model: &mut dyn LanguageModel, dtype: DType, setting: &str, device: &Device) -> Result<()> {
     let (head, table) = (model.head().clone(), model.token_embeddings().clone());
     each(model, |name, parameter| {
-        let is_table = parameter.value.overlaps(&table);
-        match is_table || parameter.linear.is_some() || parameter.value.overlaps(&head) {
+        let is_table = parameter.value.same(&table);
+        match is_table || parameter.linear.is_some() || parameter.value.same(&head) {
             true => quantize(setting, [dtype, if is_table { of_table(dtype) } else { dtype }], name, parameter),
             false => Ok(()),
         }

@@ -66,7 +66,7 @@ impl Lora {
             }
             let base = match () {
                 () if of_matmuls.contains(name) => self.base,
-                () if self.base.is_quantized() && parameter.value.overlaps(&table) => f16_weights::of_table(self.base),
+                () if self.base.is_quantized() && parameter.value.same(&table) => f16_weights::of_table(self.base),
                 () => DType::F32,
             };
             let (shape, layout) = (parameter.shape().clone(), parameter.linear.clone());

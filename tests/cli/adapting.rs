@@ -78,6 +78,43 @@ fn a_resumed_run_of_adapters_is_the_same_to_the_bit() {
     }
 }
 
+/// Beside a quantized model, and what it says then; of a run that was trained so, the text with each type.
+#[test]
+fn a_quantized_base_trains_resumes_and_generates() {
+    let sandbox = Sandbox::new();
+    let wide = ["--set", "model.n_embd=64", "--set", "model.n_head=2", "--name", "wide", "--max-steps", "20"];
+    sandbox.train(&wide).succeeds();
+    let lora = ["--init", "runs/wide", "--corpus", "corpus.txt", "--set", "lora.rank=2", "--set", "train.eval_every=4"];
+    let devices = [vec!["--device", "cpu"], vec!["--device", "gpu", "--allow-software-gpu", "--precision", "mixed"]];
+    for device in devices.into_iter().take(1 + usize::from(has_gpu())) {
+        let mut losses = vec![];
+        for base in ["f32", "q8_0", "q4_0", "nf4"] {
+            let (dtype, name) = (format!("lora.base_dtype={base}"), format!("{base}-{}", device[1]));
+            let own = ["--set", &dtype, "--name", &name, "--max-steps", "8", "--batch-size", "4"];
+            let run = sandbox.run(&[&["train"], &lora[..], &device, &own].concat()).succeeds();
+            run.prints(&[&format!("the model is frozen, in {base}")]);
+            let evaluated = sandbox.metrics(&format!("runs/{name}"));
+            let last = evaluated.iter().rfind(|line| line["kind"] == "eval").unwrap()["loss"].as_f64().unwrap();
+            losses.push(last);
+        }
+        // 8 bits change little, 4 bits more.
+        assert!((losses[1] - losses[0]).abs() < 0.02 && losses[1] != losses[0], "{losses:?}");
+        assert!(losses[2..].iter().all(|loss| (loss - losses[0]).abs() < 0.2), "{losses:?}");
+        let verify = ["verify-resume", "--steps", "3", "--set", "lora.base_dtype=nf4"];
+        sandbox.run(&[&verify, &lora[..], &device].concat()).succeeds().prints(&["identical to the bit"]);
+        for dtype in ["q8_0", "q4_0", "nf4"] {
+            let generate = ["generate", "--model", "runs/wide", "--prompt", "the", "-n", "4", "--dtype", dtype];
+            sandbox.run(&[&generate[..], &device[..device.len().min(3)]].concat()).succeeds();
+        }
+    }
+    let narrow = sandbox.train(&["--name", "narrow", "--max-steps", "2"]);
+    narrow.succeeds();
+    let refused =
+        ["--init", "runs/narrow", "--set", "lora.rank=2", "--set", "lora.base_dtype=q8_0", "--corpus", "corpus.txt"];
+    let told = ["lora.base_dtype is q8_0", "wte.weight has 16 inputs", "32 weights of a block", "use f16 or f32"];
+    sandbox.run(&[&["train", "--device", "cpu"], &refused[..]].concat()).fails_with(&told);
+}
+
 #[test]
 fn what_cannot_be_adapted_says_what_to_do() {
     let sandbox = Sandbox::trained();

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
-use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
+use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build, to_device_quantized};
 use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{Criterion, Heads, cases};
@@ -123,6 +123,35 @@ fn matmuls_of_many_rows(dtype: DType, device: &Device) {
     }
     let batch = [zeros(&[3, 64, 32], dtype, device), zeros(&[3, 32, 64], dtype, device)];
     forward_and_backward(&batch, |x| x[0].matmul(&x[1]));
+}
+
+/// Products with quantized matrices, of few rows and of many, and rows of them.
+fn quantized(device: &Device) {
+    for dtype in [DType::Q8_0, DType::Q4_0, DType::Nf4] {
+        let matrix = zeros(&[130, 192], DType::F32, device).to_dtype(dtype).unwrap();
+        let operands = [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16));
+        for (operand, rows) in operands.flat_map(|operand| [1, 4, 5, 200].map(|rows| (operand, rows))) {
+            forward_and_backward(&[zeros(&[rows, 192], operand, device)], |x| x[0].linear(&matrix, true, None));
+        }
+        matrix.embedding(&zeros(&[3], DType::U32, device)).unwrap();
+        let config = ModelConfig {
+            kind: ModelKind::GPT2,
+            vocab_size: 65,
+            block_size: 17,
+            n_layer: 1,
+            n_head: 2,
+            n_embd: 64,
+            bias: true,
+            tie_embeddings: true,
+            llama: None,
+        };
+        let mut model = build(&config, 1).unwrap();
+        to_device_quantized(&mut *model, dtype, "--dtype", device).unwrap();
+        let mut cache = model.cache(1, 17).unwrap();
+        for t in [9, 1] {
+            model.next_token_logits(&zeros(&[1, t], DType::U32, device), &mut cache).unwrap();
+        }
+    }
 }
 
 /// A training step of models with dropout under each optimizer: a small GPT-2, one without biases and a head of its
@@ -256,6 +285,7 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
         plan(limits, &|device| large_matmuls(DType::F32, device));
     }
     plan(limits.clone(), &model_steps);
+    plan(limits.clone(), &quantized);
     for (kernel, plan) in &plans {
         check_plan(kernel, plan, limits);
     }

@@ -45,7 +45,7 @@ pub struct Args {
     /// Print one JSON object for each answer instead, with the speed
     #[arg(long)]
     pub json: bool,
-    /// Type of the weights in matmuls: f32, or f16 on a GPU (half the memory)
+    /// Type of the weights in matmuls: f32, f16 on a GPU (half the memory), or quantized: q8_0, q4_0, nf4
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32, add = complete::dtypes())]
     dtype: WeightDtype,
     #[command(flatten)]

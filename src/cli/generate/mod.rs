@@ -45,7 +45,7 @@ pub struct Args {
     /// Print one JSON object with the text and the speed instead; of several texts one for each, and the speed last
     #[arg(long)]
     pub json: bool,
-    /// Type of the weights in matmuls: f32, or f16 on a GPU (half the memory)
+    /// Type of the weights in matmuls: f32, f16 on a GPU (half the memory), or quantized: q8_0, q4_0, nf4
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32, add = complete::dtypes())]
     dtype: WeightDtype,
     #[command(flatten)]

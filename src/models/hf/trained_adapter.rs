@@ -112,7 +112,7 @@ pub fn read_adapters(folder: &Path, lora: &Lora, model: &mut dyn LanguageModel) 
         else {
             return;
         };
-        let matrices = lora.adapted(&config, weight, parameter.shape(), *outputs_first);
+        let matrices = lora.adapted(&config, weight, &parameter.layout_shape(), *outputs_first);
         count += 2 * matrices.len();
         let (mut a, mut b) = (Vec::new(), Vec::new());
         let mut read = || {

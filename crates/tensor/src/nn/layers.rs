@@ -71,8 +71,7 @@ impl Linear {
     /// # Errors
     /// If the shape does not fit.
     pub fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        let weight = self.weight.operand();
-        let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
+        let (weight, outputs_first) = (self.weight.operand(), self.has_outputs_first());
         let operand = x.to_dtype(weight.operand_dtype())?;
         let y = operand.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())?;
         match &self.weight.low_rank {
@@ -81,10 +80,15 @@ impl Linear {
         }
     }
 
+    /// Whether the values of its weight lie as (outputs, inputs), as quantized ones do.
+    fn has_outputs_first(&self) -> bool {
+        let layout = self.weight.linear.as_ref();
+        self.weight.dtype().is_quantized() || layout.is_some_and(|layout| layout.outputs_first)
+    }
+
     /// Weight, bias and layout, if it has no LoRA adapters.
     pub(super) fn parts(&self, gelu: bool) -> Option<LinearRef<'_>> {
-        let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
-        let (weight, bias) = (self.weight.operand(), self.bias.as_deref());
+        let (weight, bias, outputs_first) = (self.weight.operand(), self.bias.as_deref(), self.has_outputs_first());
         self.weight.low_rank.is_none().then_some(LinearRef { weight, outputs_first, bias, gelu })
     }
 

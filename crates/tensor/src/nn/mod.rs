@@ -25,7 +25,7 @@ pub use residual::ResidualStream;
 pub use rotary::{RopeScaling, Rotary};
 pub use state_dict::StateDict;
 
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use std::ops::Deref;
 
 /// How the weight of a linear layer is stored.
@@ -80,20 +80,29 @@ impl Parameter {
         Ok(())
     }
 
-    /// Freezes a matrix and keeps only quantized values, with the layout (outputs, inputs). Valid for weights of
-    /// [`Linear`], and for embeddings and heads.
+    /// Freezes a matrix and keeps only quantized values, which lie as (outputs, inputs) whatever its layout says. Valid
+    /// for weights of [`Linear`], and for embeddings and heads.
     ///
     /// # Errors
     /// If its rows are not whole blocks, or memory runs out.
     pub fn freeze_quantized(&mut self, dtype: DType) -> Result<()> {
         self.freeze();
         let mut value = self.value.clone();
-        if let Some(layout) = self.linear.as_mut().filter(|layout| !layout.outputs_first) {
+        if self.linear.as_ref().is_some_and(|layout| !layout.outputs_first) {
             value = value.to_device(&Device::Cpu)?.permute(&[1, 0])?;
-            layout.outputs_first = true;
         }
         (self.value, self.half) = (value.to_dtype(dtype)?, None);
         Ok(())
+    }
+
+    /// The shape that its layout names: that of the values unless they are quantized.
+    #[doc(hidden)]
+    pub fn layout_shape(&self) -> Shape {
+        let is_turned = self.dtype().is_quantized() && self.linear.as_ref().is_some_and(|l| !l.outputs_first);
+        match (is_turned, &self.shape()[..]) {
+            (true, &[outputs, inputs]) => [inputs, outputs].into(),
+            _ => self.shape().clone(),
+        }
     }
 
     /// Overwrites its values in place, so that an arena that shares the memory sees them. The gradient is unchanged. Do

@@ -6,10 +6,10 @@
 //! work. Weights are frozen, so nothing here is differentiated with respect to them.
 
 use super::*;
-use crate::cpu::vectorized;
+use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
-use crate::tensor::{Parts, decode_block, run, scale_of};
+use crate::tensor::{Parts, STEP, decode, decode_step, run};
 use rayon::prelude::*;
 
 /// The values of a quantized matrix in f32 or f16.
@@ -120,32 +120,7 @@ impl Kernel for QuantizedRows {
 
 /// The values of a row.
 fn decode_row(matrix: &View, row: usize, out: &mut [f32]) {
-    let k = out.len();
-    each_block(matrix.spec.dtype, matrix.words(), matrix.spec.shape.elements(), row, k, &mut |at, values| {
-        out[at..at + values.len()].copy_from_slice(values);
-    });
-}
-
-/// Calls `visit` with the values of each block of a row, and where they begin.
-#[inline(always)]
-fn each_block(
-    dtype: DType,
-    words: &[u32],
-    elements: usize,
-    row: usize,
-    k: usize,
-    visit: &mut impl FnMut(usize, &[f32]),
-) {
-    let (parts, block) = (Parts::of(dtype, elements), dtype.block());
-    let words_of_block = block / if dtype == DType::Q8_0 { 4 } else { 8 };
-    let mut values = [0.0; 64];
-    let values = &mut values[..block];
-    for i in 0..k / block {
-        let number = row * (k / block) + i;
-        let codes = &words[number * words_of_block..][..words_of_block];
-        decode_block(dtype, codes, scale_of(dtype, words, parts, number), values);
-        visit(i * block, values);
-    }
+    decode(matrix.spec.dtype, matrix.words(), matrix.spec.shape.elements(), row * out.len(), out);
 }
 
 /// a (M, K) times the transpose of a quantized matrix (N, K), for few rows of a, plus the bias if it is not empty: (M,
@@ -153,27 +128,26 @@ fn each_block(
 pub(super) fn few_rows(matrix: &View, a: &[f32], bias: &[f32], accumulate: bool, y: &mut [f32]) {
     /// Rows of the matrix that a task multiplies.
     const ROWS: usize = 16;
-    const LANES: usize = 16;
     let (n, k) = (matrix.spec.shape.rows(), matrix.spec.shape.last_dim());
     let (m, dtype, words) = (a.len() / k, matrix.spec.dtype, matrix.words());
+    let parts = Parts::of(dtype, n * k);
     let mut products = vec![0.0; n * m];
     products.par_chunks_mut(ROWS * m).enumerate().for_each(|(task, products)| {
-        for (i, products) in products.chunks_mut(m).enumerate() {
-            vectorized(
-                #[inline(always)]
-                || {
-                    let mut sums = [[0.0f32; LANES]; super::matmul::matvec::MOST_ROWS];
-                    each_block(dtype, words, n * k, task * ROWS + i, k, &mut |at, values| {
-                        for (sums, a) in sums.iter_mut().zip(a.chunks_exact(k)) {
-                            for (x, w) in a[at..at + values.len()].chunks_exact(LANES).zip(values.chunks_exact(LANES)) {
-                                (0..LANES).for_each(|lane| sums[lane] += x[lane] * w[lane]);
-                            }
+        vectorized(
+            #[inline(always)]
+            || {
+                let mut values = [0.0; STEP];
+                for (i, products) in products.chunks_mut(m).enumerate() {
+                    for at in (0..k).step_by(STEP) {
+                        let values = &mut values[..STEP.min(k - at)];
+                        decode_step(dtype, words, parts, (task * ROWS + i) * k + at, values);
+                        for (row, product) in products.iter_mut().enumerate() {
+                            *product += sum_of([&a[row * k + at..][..values.len()], values], |[x, w]| x * w);
                         }
-                    });
-                    products.iter_mut().zip(&sums).for_each(|(product, sums)| *product = sums.iter().sum());
-                },
-            );
-        }
+                    }
+                }
+            },
+        );
     });
     for (row, y) in y.chunks_exact_mut(n).enumerate() {
         for (column, y) in y.iter_mut().enumerate() {
@@ -284,6 +258,27 @@ mod tests {
         let nf4 = Tensor::from_f32(&x, [2, 64], &Device::Cpu).unwrap().to_dtype(DType::Nf4).unwrap();
         let (first, expected) = (nf4.to_f32().unwrap(), -4.0);
         assert_eq!((first[0], first[64]), (expected, expected));
+    }
+
+    /// `quantize_4bit` and `dequantize_4bit` of bitsandbytes 0.50.2 (CPU), with double quantization: every 1001st value.
+    #[test]
+    fn nf4_is_that_of_bitsandbytes() {
+        #[rustfmt::skip]
+        let want = [
+            -1.000129, 0.0, -0.08619195, 0.717114, 0.0, -0.08956657, 0.554894, 0.0, -0.17738, 0.4382789,
+            0.0, -0.2759793, 0.2393968, 0.0, -0.3862538, 0.1578127, 0.0, -0.5069984, 0.07663547, 0.0,
+            -0.6715088, 0.07832915, 0.0, 0.9791152, 0.0, -0.09074675, 0.702027, 0.0, -0.08706967, 0.5584192,
+            0.0, -0.1824408, 0.41348, 0.0, -0.2683085, 0.2445441, 0.0, -0.3944462, 0.152886, 0.0,
+            -0.657788, 0.07800177, 0.0, -0.6859885, 0.07667389, 0.0, 0.9582999, 0.0, -0.08824337, 0.7025433,
+            0.0, -0.0889712, 0.5467259, 0.0, -0.1785948, 0.4223105, 0.0, -0.28102, 0.2425128, 0.0,
+            -0.3870905, 0.1597468, 0.0, -0.5242116, 0.07949108, 0.0,
+        ];
+        let len = 4 * 16_448;
+        let x = |i: u32| f64::from(i.wrapping_mul(2_654_435_761)) / 2_147_483_648.0 - 1.0;
+        let values: Vec<f32> = (0..len).map(|i| (x(i) * x(i) * x(i)) as f32).collect();
+        let matrix = Tensor::from_f32(&values, [4, 16_448], &Device::Cpu).unwrap().to_dtype(DType::Nf4).unwrap();
+        let got: Vec<f32> = matrix.to_f32().unwrap().into_iter().step_by(1001).collect();
+        assert_close("nf4", &got, &want, 1e-6, 1e-6);
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl ParameterArena {
 
     /// Takes the values of these tensors, by the names of the parameters.
     fn write(&self, tensors: &[(String, Tensor)]) -> Result<()> {
-        for entry in &self.entries {
+        for entry in self.entries.iter().filter(|entry| !entry.dtype.is_quantized()) {
             let from = find(tensors, entry)?;
             let place = |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone()).take_values(from);
             if entry.dtype == DType::F16 {
@@ -259,6 +259,9 @@ impl ParameterArena {
     pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
         let is_own = |own: &&Entry| (own.offset, &own.shape, own.dtype) == (entry.offset, &entry.shape, entry.dtype);
         let Some(entry) = self.entries.iter().find(is_own) else { return Vec::new() };
+        if entry.dtype.is_quantized() {
+            return Vec::new();
+        }
         if entry.dtype == DType::F16 {
             return self.f16_only.iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect();
         }

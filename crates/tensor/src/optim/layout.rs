@@ -17,11 +17,11 @@ pub(super) const ALIGN: usize = 256;
 pub struct Entry {
     pub name: String,
     pub shape: Shape,
-    /// f32; of a frozen parameter perhaps f16.
+    /// f32; of a frozen parameter perhaps f16, or quantized, which lies in no arena.
     pub dtype: DType,
     /// Whether it has a gradient and is updated.
     pub trainable: bool,
-    /// Elements from the start of the arena of its type.
+    /// Elements from the start of the arena of its type; 0 if there is none.
     pub offset: usize,
     /// Of the weight of a linear layer, how it is stored.
     pub linear: Option<LinearLayout>,
@@ -71,15 +71,15 @@ impl Layout {
     ) -> Result<Layout> {
         let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
-            // Quantized ones, which are frozen, stay tensors of their own.
-            if !parameter.dtype().is_quantized() {
-                parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
-            }
+            parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
         });
         let in_f16 = |parameter: &Parameter| parameter.dtype() != DType::F32;
         if let Some((name, ..)) = parameters.iter().find(|(_, p, _)| in_f16(p) && p.is_trainable()) {
             return Err(Error::Invalid(format!("{name} is stored as f16 only: it can be used, but not be trained")));
         }
+        // Quantized ones, which are frozen, stay tensors of their own.
+        let (quantized, parameters): (Vec<_>, Vec<_>) =
+            parameters.into_iter().partition(|(_, parameter, _)| parameter.dtype().is_quantized());
         let mut entries = Vec::new();
         // Appends parameters to an arena that is `end` elements long so far.
         let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter, usize) -> bool| {
@@ -104,6 +104,14 @@ impl Layout {
         }
         let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
         let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
+        entries.extend(quantized.iter().map(|(name, parameter, _)| Entry {
+            name: name.clone(),
+            shape: parameter.layout_shape(),
+            dtype: parameter.dtype(),
+            trainable: false,
+            offset: 0,
+            linear: parameter.linear.clone(),
+        }));
         let of = |dtype| entries.iter().filter(move |entry: &&Entry| entry.dtype == dtype);
         let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), 0, most), cuts(of(DType::F16), 0, most));
         let buffers = parts_between(&f32_cuts, &(0..f32_len));

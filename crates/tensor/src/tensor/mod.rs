@@ -37,7 +37,7 @@ pub use gradient::SparseGradient;
 pub(crate) use gradient_bucket::GradientBucket;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
-pub(crate) use quantized::{Parts, decode_block, scale_of};
+pub(crate) use quantized::{Parts, STEP, decode, decode_step};
 pub use readback::{Bytes, Readback};
 pub(crate) use recompute::recompute;
 pub(crate) use segments::parts_between;

@@ -20,6 +20,7 @@
 
 use super::codebook::Codebook;
 use super::{DType, Source};
+use crate::cpu::vectorized;
 use half::f16;
 use rayon::prelude::*;
 use std::sync::LazyLock;
@@ -46,6 +47,9 @@ pub(crate) const NF4: [f32; 16] = [
 
 /// Blocks of `nf4` whose absmax share a scale.
 const COARSE: usize = 256;
+
+/// Elements whose values are decoded at a time: they stay in the nearest cache.
+pub(crate) const STEP: usize = 512;
 
 /// Elements that a thread converts at a time: whole blocks, and whole words of scales.
 const PART: usize = 1 << 14;
@@ -183,15 +187,53 @@ fn encode_absmax(absmax: &[f32], parts: Parts, words: &mut [u32]) {
 
 /// The values of whole blocks of a quantized tensor of so many elements, from this element on.
 pub(crate) fn decode(dtype: DType, words: &[u32], elements: usize, first: usize, out: &mut [f32]) {
-    let (parts, block) = (Parts::of(dtype, elements), dtype.block());
-    for (i, out) in out.chunks_mut(block).enumerate() {
-        let number = first / block + i;
-        let scale = scale_of(dtype, words, parts, number);
-        decode_block(dtype, &words[number * block / if dtype == DType::Q8_0 { 4 } else { 8 }..], scale, out);
+    let parts = Parts::of(dtype, elements);
+    vectorized(
+        #[inline(always)]
+        || {
+            for (i, out) in out.chunks_mut(STEP).enumerate() {
+                decode_step(dtype, words, parts, first + i * STEP, out);
+            }
+        },
+    );
+}
+
+/// [`decode`] of at most [`STEP`] elements, for a `vectorized` loop: in passes that compilers make vectors of.
+#[inline(always)]
+pub(crate) fn decode_step(dtype: DType, words: &[u32], parts: Parts, first: usize, out: &mut [f32]) {
+    if dtype == DType::Q8_0 {
+        let codes: &[i8] = bytemuck::cast_slice(&words[first / 4..][..out.len() / 4]);
+        for (x, code) in out.iter_mut().zip(codes) {
+            *x = *code as f32;
+        }
+    } else {
+        let (mut codes, bytes) = ([0; STEP], bytemuck::cast_slice::<u32, u8>(&words[first / 8..][..out.len() / 8]));
+        for (pair, byte) in codes.chunks_exact_mut(2).zip(bytes) {
+            (pair[0], pair[1]) = (byte & 15, byte >> 4);
+        }
+        for (x, code) in out.iter_mut().zip(&codes) {
+            *x = if dtype == DType::Q4_0 { *code as f32 - 8.0 } else { NF4[(*code & 15) as usize] };
+        }
+    }
+    let block = dtype.block();
+    for (i, block_of_out) in out.chunks_mut(block).enumerate() {
+        let scale = scale_of(dtype, words, parts, first / block + i);
+        for x in block_of_out {
+            *x *= scale;
+        }
     }
 }
 
+/// The f16 in the lower bits, finite, as f32: without a call, in a loop of products.
+#[inline(always)]
+fn widened(bits: u32) -> f32 {
+    // f32's exponents begin 112 lower.
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
+}
+
 /// What the codes of a block are multiplied by.
+#[inline(always)]
 pub(crate) fn scale_of(dtype: DType, words: &[u32], parts: Parts, block: usize) -> f32 {
     match dtype {
         DType::Nf4 => {
@@ -199,28 +241,7 @@ pub(crate) fn scale_of(dtype: DType, words: &[u32], parts: Parts, block: usize) 
             let coarse = f32::from_bits(words[parts.coarse + block / COARSE]);
             NUMBERS.numbers[code as usize] * coarse + f32::from_bits(words[parts.mean])
         }
-        _ => f16::from_bits((words[parts.scales + block / 2] >> (16 * (block % 2))) as u16).to_f32(),
-    }
-}
-
-/// The values of a block by its first words of codes.
-#[inline(always)]
-pub(crate) fn decode_block(dtype: DType, codes: &[u32], scale: f32, out: &mut [f32]) {
-    match dtype {
-        DType::Q8_0 => {
-            let codes: &[i8] = bytemuck::cast_slice(&codes[..out.len() / 4]);
-            out.iter_mut().zip(codes).for_each(|(x, q)| *x = scale * f32::from(*q));
-        }
-        DType::Q4_0 => {
-            for (out, codes) in out.chunks_mut(8).zip(codes) {
-                out.iter_mut().enumerate().for_each(|(i, x)| *x = scale * ((codes >> (4 * i) & 15) as f32 - 8.0));
-            }
-        }
-        _ => {
-            for (out, codes) in out.chunks_mut(8).zip(codes) {
-                out.iter_mut().enumerate().for_each(|(i, x)| *x = scale * NF4[(codes >> (4 * i) & 15) as usize]);
-            }
-        }
+        _ => widened(words[parts.scales + block / 2] >> (16 * (block % 2))),
     }
 }
 
