@@ -15,6 +15,16 @@ fn load_nf4(thread: u32) {
 }
 {% endif %}
 
+{% if b_type != "nf4" %}
+// The f16 in the lower bits, finite, as f32; unpack2x16float is no part of every device. f32's exponents begin 112
+// lower, and its smallest numbers may count as 0.
+fn widened(bits: u32) -> f32 {
+    let normal = bitcast<f32>((bits & 0x7fffu) << 13u) * 0x1p112;
+    let magnitude = select(normal, f32(bits & 0x3ffu) * 0x1p-24, (bits & 0x7c00u) == 0u);
+    return select(magnitude, -magnitude, (bits & 0x8000u) != 0u);
+}
+{% endif %}
+
 // Elements 4 i to 4 i + 3.
 fn weights(i: u32) -> vec4<f32> {
     {% if b_type == "nf4" %}
@@ -23,8 +33,7 @@ fn weights(i: u32) -> vec4<f32> {
     let coarse = bitcast<f32>(b[params.coarse + block / 256u]);
     let scale = bitcast<f32>(b[params.mean + 1u + number]) * coarse + bitcast<f32>(b[params.mean]);
     {% else %}
-    let pair = unpack2x16float(b[params.scales + i / 16u]);
-    let scale = select(pair.x, pair.y, (i & 8u) != 0u);
+    let scale = widened(b[params.scales + i / 16u] >> (2u * (i & 8u)));
     {% endif %}
     {% if b_type == "q8_0" %}
     return scale * vec4<f32>(unpack4xI8(b[i]));

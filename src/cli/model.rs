@@ -16,9 +16,9 @@ const MOST_TRIES: usize = 10;
 pub fn read<T>(name: Option<&Path>, read: impl Fn(&Path) -> anyhow::Result<T>) -> anyhow::Result<(PathBuf, T)> {
     for _ in 1..MOST_TRIES {
         let folder = find(name)?;
-        let result = read(&folder);
-        if folder.exists() {
-            return Ok((folder, result?));
+        match read(&folder) {
+            Err(_) if !folder.exists() => {}
+            result => return Ok((folder, result?)),
         }
     }
     let folder = find(name)?;

@@ -115,6 +115,10 @@ fn layerwise(c: &Checker) -> Result<()> {
         let why = "the device computes with f16 copies of the weights; set device.precision = \"mixed\"";
         return refused("device.precision", "f32".into(), why);
     }
+    if train.offloads_optimizer() && c.config().lora.rank > 0 {
+        let why = "adapters have few moments, and the frozen weights stay on the device; lora.base_dtype saves memory";
+        return refused("lora.rank", c.config().lora.rank.to_string(), why);
+    }
     if train.grad_accum_steps > 1 {
         let why = "gradients of earlier micro-batches are freed; use a larger train.batch_size, or train.update = step \
                    without train.offload";

@@ -25,6 +25,11 @@ pub(crate) fn matmul_weights(model: &mut dyn LanguageModel) -> HashSet<String> {
 /// # Errors
 /// If one is too large.
 pub(super) fn check(setting: &str, name: &str, parameter: &Parameter) -> Result<()> {
+    check_range([setting, "f16"], name, parameter)
+}
+
+/// Whether the values of a parameter are in the range of f16, as GEMMs with quantized weights need too.
+fn check_range([setting, asked]: [&str; 2], name: &str, parameter: &Parameter) -> Result<()> {
     if !parameter.device().has_values() {
         return Ok(());
     }
@@ -32,7 +37,9 @@ pub(super) fn check(setting: &str, name: &str, parameter: &Parameter) -> Result<
     if largest <= f16::MAX.to_f32() {
         return Ok(());
     }
-    Err(Error::Invalid(format!("{setting} is f16, but {name} has {largest}, above f16's largest value 65504; use f32")))
+    Err(Error::Invalid(format!(
+        "{setting} is {asked}, but {name} has {largest}, above f16's largest value 65504; use f32"
+    )))
 }
 
 /// Moves a model to a device for inference, with its GEMM operands as f16. A tied embedding also stays f32, because its
@@ -87,12 +94,13 @@ pub(super) fn quantize(setting: &str, [asked, dtype]: [DType; 2], name: &str, pa
     let is_last = parameter.linear.as_ref().is_none_or(|layout| layout.outputs_first);
     let (inputs, block) = (parameter.shape()[usize::from(is_last)], dtype.block());
     if !inputs.is_multiple_of(block) {
-        let [asked, dtype] = [asked.name(), dtype.name()];
+        let (asked, dtype) = (asked.name(), dtype.name());
         return Err(Error::Invalid(format!(
             "{setting} is {asked}, but {name} has {inputs} inputs, no multiple of the {block} weights of a block of \
              {dtype}; use f16 or f32"
         )));
     }
+    check_range([setting, asked.name()], name, parameter)?;
     parameter.freeze_quantized(dtype)
 }
 

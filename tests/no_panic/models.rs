@@ -4,7 +4,7 @@ use super::data::NOWHERE;
 use super::{Defined, HUGE, Refused, Row, zeros};
 use rustyflow::models::{
     self, AdapterWeights, Cache, Documents, Gpt2, LanguageModel, Llama, LlamaConfig, Lora, ModelConfig, ModelKind,
-    ModelWeights, Past, to_device_as_f16,
+    ModelWeights, Past, to_device_as_f16, to_device_quantized,
 };
 use rustyflow::optim::ParameterArena;
 use rustyflow::{DType, Device, Result, Shape};
@@ -126,6 +126,9 @@ fn weights() -> Vec<Row> {
                 }
             });
             to_device_as_f16(&mut *model, "a setting", d)
+        }),
+        ("to_device_quantized", Refused, |d| {
+            to_device_quantized(&mut *models::build(&small(), 1)?, DType::Nf4, "a setting", d)
         }),
         ("ModelWeights::with_special_ids", Refused, |d| {
             let arena = ParameterArena::new(&mut *models::build(&small(), 1)?, d, DType::F32)?;

@@ -88,6 +88,7 @@ fn containers() -> Vec<Row> {
         }),
         ("Parameter::assign", Refused, |d| Parameter::from(zeros([2], d)?).assign(&zeros([3], d)?)),
         ("Parameter::assign", Refused, |d| Parameter::from(zeros([2], d)?).assign(&ids([2], d)?)),
+        ("Parameter::freeze_quantized", Refused, |d| Parameter::from(zeros([2, 48], d)?).freeze_quantized(DType::Q4_0)),
         ("StateDict::load", Refused, |_| StateDict::load("/there/is/no/such/file").map(drop)),
         ("StateDict::save", Refused, |_| linear(&Device::Cpu)?.state_dict()?.save("/dev/null/file")),
     ]

@@ -4,8 +4,8 @@ use super::{Defined, HUGE, Refused, Row, zeros};
 use rustyflow::nn::{Linear, Module, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::optim::{
-    AdjustLr, Entry, Group, Kind, LearningRate, Moment, Moments, Optimizer, ParameterArena, SavedMoments, Schedule,
-    shards,
+    AdjustLr, ArenaOptions, Entry, Group, Kind, LearningRate, Moment, Moments, Optimizer, ParameterArena, SavedMoments,
+    Schedule, shards,
 };
 use rustyflow::step::{Losses, SingleDevice, Training, apply_gradients, step, step_alone};
 use rustyflow::{DType, Device, Result, Shape, Tensor};
@@ -48,6 +48,10 @@ pub fn rows() -> Vec<Row> {
 fn arenas() -> Vec<Row> {
     vec![
         ("ParameterArena::new", Refused, |d| ParameterArena::new(&mut Nothing, d, DType::F32).map(drop)),
+        ("ArenaOptions::new", Refused, |d| {
+            let options = ArenaOptions { offload: Some(&|_| true), ..ArenaOptions::new(DType::F32) };
+            ParameterArena::with_options(&mut Linear::new(4, 2, true, 0.1, Key::new(1))?, d, options).map(drop)
+        }),
         ("ParameterArena::grouped", Defined, |d| {
             let mut layer = Linear::new(4, 2, true, 0.1, Key::new(1))?;
             ParameterArena::grouped(&mut layer, d, DType::U32, &|_, _| HUGE).map(drop)

@@ -287,6 +287,10 @@ fn what_updates_during_backward_cannot_be_combined_with() {
             layers.build().unwrap();
         }
     }
+    let mixed = Layers::new().set("train.offload=optimizer").unwrap().set("device.precision=mixed").unwrap();
+    let adapted = mixed.set("model.init=a").unwrap().set("lora.rank=8");
+    let lora = error_of(adapted.and_then(Layers::build));
+    assert_has(&lora, &["train.offload is optimizer", "lora.rank is 8", "lora.base_dtype saves memory"]);
     let f32 = error_of(Layers::new().set("train.offload=optimizer").and_then(Layers::build));
     assert_has(&f32, &["train.offload is optimizer", "device.precision is f32", "device.precision = \"mixed\""]);
 }

@@ -138,7 +138,9 @@ impl ModelWeights {
     pub fn encode(&self) -> Result<Encoded<'_>> {
         let arena_of = |dtype: &DType| self.arenas.get(usize::from(*dtype == DType::F16));
         let is_whole = |entry: &Entry| {
-            arena_of(&entry.dtype).is_some_and(|arena| entry.range().end * entry.dtype.size_bytes() <= arena.len())
+            !entry.dtype.is_quantized()
+                && arena_of(&entry.dtype)
+                    .is_some_and(|arena| entry.range().end * entry.dtype.size_bytes() <= arena.len())
         };
         if let Some(entry) = self.entries.iter().find(|entry| !is_whole(entry)) {
             return Err(Error::Invalid(format!(

@@ -136,7 +136,8 @@ impl Run<'_> {
 
     /// Whether all weights of matmuls can be quantized so.
     fn has_whole_blocks(&self, dtype: DType) -> bool {
-        let widths = self.shape.llama.as_ref().map_or(vec![], |l| vec![l.intermediate_size, l.head_dim]);
+        let widths =
+            self.shape.llama.as_ref().map_or(vec![], |l| vec![l.intermediate_size, l.head_dim * self.shape.n_head]);
         widths.into_iter().chain([self.shape.n_embd]).all(|width| width.is_multiple_of(dtype.block()))
     }
 
@@ -169,9 +170,13 @@ impl Run<'_> {
         if (can_adapt || lora.rank > 0) && lora.base_dtype == WeightDtype::F32 && has_f16 {
             savings.push(("lora.base_dtype = \"f16\"", |config| config.lora.base_dtype = WeightDtype::F16));
         }
-        // The least blocks that rows may have.
-        if (can_adapt || lora.rank > 0) && lora.base_dtype != WeightDtype::Nf4 && self.has_whole_blocks(DType::Nf4) {
-            savings.push(("lora.base_dtype = \"nf4\"", |config| config.lora.base_dtype = WeightDtype::Nf4));
+        let is_quantized = !matches!(lora.base_dtype, WeightDtype::F32 | WeightDtype::F16);
+        if (can_adapt || lora.rank > 0) && !is_quantized {
+            if self.has_whole_blocks(DType::Nf4) {
+                savings.push(("lora.base_dtype = \"nf4\"", |config| config.lora.base_dtype = WeightDtype::Nf4));
+            } else if self.has_whole_blocks(DType::Q4_0) {
+                savings.push(("lora.base_dtype = \"q4_0\"", |config| config.lora.base_dtype = WeightDtype::Q4_0));
+            }
         }
         savings
     }
@@ -253,6 +258,15 @@ pub struct Passes {
     pub note: Option<String>,
 }
 
+/// The setting with which parameters are updated after backward.
+fn without_layerwise(config: &Config) -> &'static str {
+    match (config.train.update, config.train.offload) {
+        (UpdateTime::Step, _) => "train.offload = \"none\"",
+        (_, Offload::None) => "train.update = \"step\"",
+        _ => "train.update = \"step\" and train.offload = \"none\"",
+    }
+}
+
 /// Refuses layerwise updates on several devices.
 ///
 /// # Errors
@@ -263,7 +277,8 @@ pub(super) fn check_one_device(config: &Config, ranks: usize) -> Result<()> {
     }
     let (setting, why) =
         (config.train.why_layerwise(), "updates parameters before gradients are summed over the devices");
-    let remedy = "use one device, or train.update = \"step\" with train.shard_optimizer = true to save memory";
+    let without = without_layerwise(config);
+    let remedy = format!("use one device, or {without} with train.shard_optimizer = true to save memory");
     Err(Error::Invalid(format!("{setting} {why}: {remedy}")))
 }
 
@@ -338,7 +353,8 @@ impl Run<'_> {
         Error::Invalid(format!(
             "a batch of {rows} x {tokens} tokens needs {needed}, {whose} has {available} available, and \
              {setting} computes it in one pass: use a smaller train.batch_size (\"auto\" finds it), \
-             train.recompute = \"block\", or train.update = \"step\""
+             train.recompute = \"block\", or {}",
+            without_layerwise(self.config)
         ))
     }
 

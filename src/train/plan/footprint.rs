@@ -71,7 +71,7 @@ impl Footprint {
         no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1.0))?;
         let evaluation = dry_run.take_costs();
         let launches = dry_run.take_plans().into_iter().flat_map(|(_, plan)| plan.launches).collect();
-        let host_bytes = host.map_or(0, |host| host.memory().peak_bytes);
+        let host_bytes = host.map_or(0, |host| host.memory().peak_bytes + parameters.arriving_bytes());
         Ok(Footprint { memory: dry_run.memory(), host_bytes, update, evaluation, launches })
     }
 }

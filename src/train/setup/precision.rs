@@ -66,6 +66,13 @@ pub fn check_precision(precision: Precision, device: &Device) -> std::result::Re
 /// # Errors
 /// If the device does not compute in that precision, with where the configuration says so.
 pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
+    if resolved.config.train.offloads_optimizer() && !device.is_gpu() {
+        return Err(Error::Config {
+            place: resolved.origin("train.offload").to_string(),
+            key: "train.offload".into(),
+            message: "\"optimizer\" keeps memory of a GPU free, and this run is on the CPU; use \"none\"".into(),
+        });
+    }
     check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
         place: resolved.origin("device.precision").to_string(),
         key: "device.precision".into(),

@@ -89,7 +89,8 @@ impl Parameter {
         self.freeze();
         let mut value = self.value.clone();
         if self.linear.as_ref().is_some_and(|layout| !layout.outputs_first) {
-            value = value.to_device(&Device::Cpu)?.permute(&[1, 0])?;
+            let on_host = if value.device().has_values() { value.to_device(&Device::Cpu)? } else { value };
+            value = on_host.permute(&[1, 0])?;
         }
         (self.value, self.half) = (value.to_dtype(dtype)?, None);
         Ok(())

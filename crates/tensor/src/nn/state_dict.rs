@@ -83,14 +83,13 @@ impl StateDict {
                 DType::F32 => Dtype::F32,
                 DType::F16 => Dtype::F16,
                 DType::U32 => Dtype::U32,
-                // Safetensors has no such types.
-                DType::Q8_0 | DType::Q4_0 | DType::Nf4 => Dtype::F32,
+                quantized => {
+                    let message = format!("{name} is {}: safetensors files have f32, f16 and u32", quantized.name());
+                    return Err(Error::Invalid(message));
+                }
             };
-            let bytes = match tensor.dtype().is_quantized() {
-                true => bytemuck::pod_collect_to_vec(&tensor.to_f32()?),
-                false => tensor.to_bytes()?,
-            };
-            Ok(Part { name: format!("{prefix}{name}"), dtype, shape: tensor.shape().to_vec(), bytes })
+            let (shape, bytes) = (tensor.shape().to_vec(), tensor.to_bytes()?);
+            Ok(Part { name: format!("{prefix}{name}"), dtype, shape, bytes })
         };
         self.tensors.iter().map(part).collect()
     }

@@ -321,7 +321,7 @@ impl ParameterArena {
 
     /// Whether some matmuls are of f16, so that gradients are scaled to survive it.
     pub(super) fn has_f16(&self) -> bool {
-        self.halves.is_some() || self.f16_only.is_some() || (self.multiplies_quantized && self.device.has_f16())
+        self.halves.is_some() || self.f16_only.is_some() || self.multiplies_quantized
     }
 
     /// All f32 values that this device has: the arena that the offsets of their entries count in, if it

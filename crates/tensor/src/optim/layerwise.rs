@@ -120,10 +120,10 @@ impl Optimizer {
         }
     }
 
-    /// Ends a step. It allocates nothing. Returns what [`Optimizer::step`] does.
+    /// Ends a step. It allocates nothing but what copying the loss scale to another device takes. Returns what [`Optimizer::step`] does.
     ///
     /// # Errors
-    /// If the driver reported an error.
+    /// If the device runs out of memory, or the driver reported an error.
     #[doc(hidden)]
     pub fn finish_layerwise(&mut self, step: LayerwiseStep) -> Result<Tensor> {
         self.steps += 1;

@@ -160,7 +160,9 @@ impl Muon {
             let scatter = Scatter { len: window.len(), kept: kept as f32, rate: rate as f32, scale: step.scale };
             run_into(&scatter, &[&orthogonal, step.squares, table], &[&arena.value(window)?])?;
         }
-        ranges.iter().try_for_each(|range| arena.copy_values(range))
+        // Of what is offloaded, the whole segment is copied once.
+        let copied = if arena.is_offloaded() { vec![] } else { ranges };
+        copied.iter().try_for_each(|range| arena.copy_values(range))
     }
 }
 

@@ -40,6 +40,14 @@ impl ParameterArena {
         self.values.arena.device()
     }
 
+    /// Host memory of gradients on their way, bytes, at most.
+    #[doc(hidden)]
+    pub fn arriving_bytes(&self) -> usize {
+        let mut sizes: Vec<usize> = self.segments.iter().map(|s| size_of::<f32>() * s.range.len()).collect();
+        sizes.sort_unstable_by(|a, b| b.cmp(a));
+        if self.is_offloaded() { sizes.iter().take(MOST_ARRIVING + 1).sum() } else { 0 }
+    }
+
     /// The f16 copies, if they lie where updates are computed.
     pub(super) fn halves_beside(&self) -> Option<&Tensor> {
         self.halves.as_ref().filter(|_| !self.is_offloaded())

@@ -101,7 +101,11 @@ impl<'a> Attempt<'a> {
             return Ok(None);
         }
         let squares = match (self.layerwise.take(), prepared) {
-            (Some(step), _) => self.optimizer.finish_layerwise(step)?,
+            // It may have to copy the loss scale to the device.
+            (Some(step), _) => self.optimizer.finish_layerwise(step).map_err(|error| match error {
+                Error::OutOfMemory { .. } => half_updated(&error),
+                error => error,
+            })?,
             (None, Some(prepared)) => self.optimizer.apply(self.parameters, learning_rate, prepared)?,
             (None, None) => unreachable!("`prepare` prepares an update or ends a layerwise one"),
         };

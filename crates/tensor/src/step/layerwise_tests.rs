@@ -103,8 +103,10 @@ fn on_the_host_updates_are_those_of_the_device() {
         for dtype in DTYPES {
             let run = |updates| with_at_most(MOST, || steps(&device, DType::F16, (ADAMW, dtype), 0.1, updates));
             let (on_device, on_host) = (run(Layerwise), run(OnHost));
+            // A step changes a weight by 0.01; a code of 8 bits may be the next one.
+            let most = if dtype == MomentDtype::F32 { 1e-4 } else { 1e-3 };
             for (a, b) in on_device.iter().zip(&on_host) {
-                let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs() + 1e-3;
+                let near = |(a, b): (&f32, &f32)| (a - b).abs() <= most * a.abs() + most;
                 assert!(a.iter().zip(b).all(near), "{device} {dtype:?}: {a:?}, {b:?}");
             }
         }
