@@ -22,7 +22,8 @@ pub fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
 /// NumPy's name of a type.
 fn numpy_name(dtype: DType) -> &'static str {
     match dtype {
-        DType::F32 => "<f4",
+        // Quantized weights, which no function here returns, have values in f32.
+        DType::F32 | DType::Q8_0 | DType::Q4_0 | DType::Nf4 => "<f4",
         DType::F16 => "<f2",
         DType::U32 => "<u4",
     }

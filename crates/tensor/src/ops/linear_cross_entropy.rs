@@ -194,6 +194,12 @@ fn columns(vocab: usize, has_bias: bool, weighing: Weighing, device: &Device) ->
     }
 }
 
+/// Whether GEMMs take a quantized weight for each chunk: on a GPU its values take the memory of one GEMM then. Not if
+/// the logits need padding columns; nor on the CPU, whose chunks are small.
+fn is_read_in_chunks(weight: &Tensor) -> bool {
+    weight.device().is_gpu() && weight.shape().first().is_some_and(|vocab| vocab.is_multiple_of(8))
+}
+
 impl Tensor {
     /// `count` rows of the first dimension from `start` on, as a view without history.
     ///
@@ -237,14 +243,16 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "linear_cross_entropy";
         let values;
-        let weight = match weight.dtype().is_quantized() {
+        let weight = match weight.dtype().is_quantized() && !is_read_in_chunks(weight) {
             true => {
                 values = weight.to_dtype(self.dtype())?;
                 &values
             }
             false => weight,
         };
-        expect_dtype(OP, self.dtype(), &[weight.spec()])?;
+        if !weight.dtype().is_quantized() {
+            expect_dtype(OP, self.dtype(), &[weight.spec()])?;
+        }
         if self.dtype() == DType::U32 {
             expect_f32(OP, &[self.spec()])?;
         }
@@ -272,7 +280,10 @@ impl Tensor {
         let (weighing, class_weights) = criterion.prepare(OP, vocab)?;
         let operands = [self, weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
         common_device(OP, &operands.collect::<Vec<_>>())?;
-        let columns = columns(vocab, bias.is_some(), weighing, &self.device());
+        let columns = match weight.dtype().is_quantized() {
+            true => vocab,
+            false => columns(vocab, bias.is_some(), weighing, &self.device()),
+        };
         let chunk = chunk_rows(rows, columns, self.dtype(), &self.device());
         in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, [chunk, columns])
     }

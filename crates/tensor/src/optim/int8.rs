@@ -7,6 +7,7 @@
 //! computes with f32 and writes it.
 
 use super::layout::ALIGN;
+use crate::cpu::vectorized;
 use crate::gpu::Value;
 use crate::tensor::{CELLS, Codebook, DType, FIRST_CELL};
 use crate::{Device, Result, Tensor};
@@ -46,23 +47,36 @@ impl Codebook {
     /// Reads the moments of a block from its part of a record.
     pub fn decode(&self, record: &[u32], moments: &mut [f32]) {
         let (codes, absmax) = record.split_at(BLOCK / 4);
-        let absmax = f32::from_bits(absmax[0]);
-        for (four, codes) in moments.chunks_exact_mut(4).zip(codes) {
-            for (x, code) in four.iter_mut().zip(codes.to_le_bytes()) {
-                *x = self.numbers[usize::from(code)] * absmax;
-            }
-        }
+        let (codes, absmax): (&[u8], _) = (bytemuck::cast_slice(codes), f32::from_bits(absmax[0]));
+        vectorized(
+            #[inline(always)]
+            || {
+                for (x, code) in moments.iter_mut().zip(codes) {
+                    *x = self.numbers[usize::from(*code)] * absmax;
+                }
+            },
+        );
     }
 
-    /// Writes the moments of a block to its part of a record.
+    /// Writes the moments of a block, which are finite, to its part of a record.
     pub fn encode(&self, moments: &[f32], record: &mut [u32]) {
         let (codes, absmax) = record.split_at_mut(BLOCK / 4);
-        let largest = moments.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
-        let divisor = if largest == 0.0 { 1.0 } else { largest };
-        for (four, codes) in moments.chunks_exact(4).zip(codes) {
-            *codes = u32::from_le_bytes(std::array::from_fn(|i| self.nearest(four[i] / divisor)));
-        }
-        absmax[0] = largest.to_bits();
+        let codes: &mut [u8] = bytemuck::cast_slice_mut(codes);
+        absmax[0] = vectorized(
+            #[inline(always)]
+            || {
+                // Magnitudes are ordered as their bits are.
+                let mut largest = 0;
+                for x in moments {
+                    largest = largest.max(x.to_bits() & 0x7fff_ffff);
+                }
+                let divisor = if largest == 0 { 1.0 } else { f32::from_bits(largest) };
+                for (code, x) in codes.iter_mut().zip(moments) {
+                    *code = self.nearest(x / divisor);
+                }
+                largest
+            },
+        );
     }
 }
 
@@ -100,8 +114,8 @@ pub(super) fn encoded(moments: &[(&str, Vec<f32>)]) -> Vec<u32> {
 pub(super) fn tables_on(device: &Device) -> Result<Tensor> {
     let mut words: Vec<u32> = TABLES.iter().flat_map(|table| table.numbers.map(f32::to_bits)).collect();
     for Codebook { cells, .. } in TABLES.iter() {
-        let four = |cells: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| cells.get(i).copied().unwrap_or(0)));
-        words.extend(cells.chunks(4).map(four));
+        let four = |cells: &[u32]| cells.iter().enumerate().fold(0, |word, (i, code)| word | code << (8 * i));
+        words.extend(cells[..CELLS].chunks(4).map(four));
     }
     debug_assert_eq!(words.len(), TABLE_WORDS);
     let tables = Tensor::zeros([words.len()], DType::U32, device)?;
