@@ -1,4 +1,5 @@
-// {{ "Rows" if rows else "The values" }} of a quantized matrix as {{ T }} (src/ops/quantized.rs). One thread per four elements.
+// {{ "Rows" if rows else "The values" }} of a quantized matrix as {{ T }} (src/ops/quantized.rs). One thread per four
+// elements.
 {{ interface }}
 {% include "quantized" %}
 

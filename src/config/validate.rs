@@ -98,7 +98,8 @@ fn recompute(c: &Checker) -> Result<()> {
     Ok(())
 }
 
-/// Updates while backward runs need all gradients of a step in one pass; those in host memory, f16 copies on the device.
+/// Updates while backward runs need all gradients of a step in one pass; those in host memory, f16 copies on the
+/// device.
 fn layerwise(c: &Checker) -> Result<()> {
     let train = &c.config().train;
     if !train.is_layerwise() {

@@ -76,8 +76,7 @@ impl Kernel for Dequantize {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let k = inputs[0].spec.shape.last_dim();
-        outputs[0].f32().par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| decode_row(&inputs[0], row, out));
+        decode_into(&inputs[0], outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {

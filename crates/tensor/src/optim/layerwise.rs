@@ -9,8 +9,8 @@
 //! g <- g min(1, clip / (n + 1e-6))
 //! ```
 //! The norm of a step whose gradients are finite is kept for the next, and saved with the moments. Once a gradient is
-//! not finite, the segments before it have been updated, those after it are not, and the step counts as skipped. In mixed
-//! precision, the scale of the loss is adapted after the last segment.
+//! not finite, the segments before it have been updated, those after it are not, and the step counts as skipped. In
+//! mixed precision, the scale of the loss is adapted after the last segment.
 
 use super::arena::ParameterArena;
 use super::loss_scale::LossScale;
@@ -86,7 +86,7 @@ impl Optimizer {
     pub fn update_complete(&self, parameters: &ParameterArena, step: &mut LayerwiseStep) -> Result<()> {
         for (i, bucket) in buckets(parameters)?.iter().enumerate() {
             if let Some(gradients) = bucket.take_complete() {
-                self.update_by(parameters, i, gradients, step)?;
+                self.update_where_moments_are(parameters, i, gradients, step)?;
             }
         }
         Ok(())
@@ -100,27 +100,14 @@ impl Optimizer {
     pub fn update_rest(&self, parameters: &ParameterArena, step: &mut LayerwiseStep) -> Result<()> {
         for (i, bucket) in buckets(parameters)?.iter().enumerate() {
             if let Some(gradients) = bucket.take_rest()? {
-                self.update_by(parameters, i, gradients, step)?;
+                self.update_where_moments_are(parameters, i, gradients, step)?;
             }
         }
         self.update_arrived(parameters, step, 0)
     }
 
-    /// Updates a segment where its moments are.
-    fn update_by(
-        &self,
-        parameters: &ParameterArena,
-        i: usize,
-        gradients: Tensor,
-        step: &mut LayerwiseStep,
-    ) -> Result<()> {
-        match parameters.is_offloaded() {
-            true => self.update_on_host(parameters, i, gradients, step),
-            false => self.update_segment(parameters, i, &gradients, step),
-        }
-    }
-
-    /// Ends a step. It allocates nothing but what copying the loss scale to another device takes. Returns what [`Optimizer::step`] does.
+    /// Ends a step. It allocates nothing but what copying the loss scale to another device takes. Returns what
+    /// [`Optimizer::step`] does.
     ///
     /// # Errors
     /// If the device runs out of memory, or the driver reported an error.

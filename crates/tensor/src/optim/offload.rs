@@ -65,14 +65,18 @@ impl ParameterArena {
 }
 
 impl Optimizer {
-    /// Sends the gradients of a segment to the host, and updates those segments whose gradients have arrived.
-    pub(super) fn update_on_host(
+    /// Updates a segment, or, if its moments are on the host, sends its gradients there and updates those segments whose
+    /// gradients have arrived.
+    pub(super) fn update_where_moments_are(
         &self,
         parameters: &ParameterArena,
         i: usize,
         gradients: Tensor,
         step: &mut LayerwiseStep,
     ) -> Result<()> {
+        if !parameters.is_offloaded() {
+            return self.update_segment(parameters, i, &gradients, step);
+        }
         let device = parameters.device();
         if !device.has_values() {
             let there = Tensor::empty(gradients.spec().clone(), &device.host(), MemoryKind::Gradients)?;

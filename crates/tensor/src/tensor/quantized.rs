@@ -6,9 +6,10 @@
 //! | `q4_0` | 32 | d (q - 8), d = m / -8 in f16, m the element of the largest magnitude | 4.5 |
 //! | `nf4` | 64 | absmax NF4\[q\] (Dettmers et al. 2023), absmax in 8 bits (double quantization) | 4.13 |
 //!
-//! Values of `q8_0` and `q4_0` are ggml's, so those of a GGUF file come back to the bit. Of `nf4`, absmax of each block
-//! is `c * number + mean`: `mean` is that of all blocks, c the largest distance to it among 256 blocks, and `number`
-//! one of the 256 of dynamic quantization ([`Codebook`]); as in bitsandbytes.
+//! Values of `q8_0` and `q4_0` are ggml's: quantized again they keep their bits (of `q4_0`, unless an importance matrix
+//! chose the scales). Of `nf4`, absmax of each block is `c * number + mean`: `mean` is that of all blocks, c the largest
+//! distance to it among 256 blocks, and `number` one of the 256 of dynamic quantization ([`Codebook`]); as in
+//! bitsandbytes.
 //!
 //! A tensor is a matrix (N, K) whose rows have whole blocks. It lies in words of u32, of which the lowest bits are the
 //! first elements:
@@ -26,7 +27,7 @@ use rayon::prelude::*;
 use std::sync::LazyLock;
 
 /// The quantiles of the normal distribution that `nf4` has, as bitsandbytes rounds them.
-pub(crate) const NF4: [f32; 16] = [
+const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,
