@@ -35,8 +35,8 @@ python3 -m venv "$venv"
     nbformat ipykernel || skip "pip cannot install what the tests need"
 
 cargo fmt -p rustyflow-python --check
-# With the command's features and of this profile the other tests have compiled the dependencies.
-"$venv/bin/maturin" build --quiet --profile dev --features cli --manifest-path python/Cargo.toml \
+# With these features and of this profile the other tests have compiled the libraries.
+"$venv/bin/maturin" build --quiet --profile dev --features testing --manifest-path python/Cargo.toml \
     --interpreter "$venv/bin/python" --out "$wheels"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheels"/*.whl
 
@@ -53,7 +53,7 @@ fi
 
 # The command that these models are compared with, as the other tests built it.
 RUSTYFLOW_BINARY="$PWD/target/debug/rustyflow"
-[[ -x "$RUSTYFLOW_BINARY" ]] || cargo build --quiet --features cli -p rustyflow -p rustyflow-python
+[[ -x "$RUSTYFLOW_BINARY" ]] || cargo build --quiet -p rustyflow -p rustyflow-python
 export RUSTYFLOW_BINARY
 # Mesa warns about a missing folder once per process.
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-$(mktemp -d)}"

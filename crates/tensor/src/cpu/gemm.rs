@@ -1,6 +1,7 @@
-//! GEMMs by the crate `gemm`, and matrices whose disjoint tiles are written by several threads: the only place with
+//! GEMMs by the crate `gemm-f32`, and matrices whose disjoint tiles are written by several threads: the only place with
 //! pointers to elements.
 
+use gemm_common::Parallelism;
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -175,15 +176,17 @@ pub fn product(out: &mut [f32], ld: usize, add: bool, [m, n, k]: [usize; 3], a: 
 
 /// The product of matrices that lie within their slices, to memory that is this call's alone.
 unsafe fn multiply(out: *mut f32, ld: usize, add: bool, [m, n, k]: [usize; 3], a: Matrix, b: Matrix) {
+    // The kernels write down columns. Rows are those of the transpose, b^T a^T; a single column is one already.
+    let (m, n, a, b) = if ld == 1 { (m, n, a, b) } else { (n, m, b.transposed(), a.transposed()) };
     // SAFETY: the caller's.
     unsafe {
-        gemm::gemm(
+        gemm_f32::gemm::f32::get_gemm_fn()(
             m,
             n,
             k,
             out,
-            1,
             ld as isize,
+            1,
             add,
             a.data.as_ptr(),
             a.column_stride as isize,
@@ -196,7 +199,7 @@ unsafe fn multiply(out: *mut f32, ld: usize, add: bool, [m, n, k]: [usize; 3], a
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            Parallelism::None,
         );
     }
 }

@@ -7,7 +7,7 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! The CPU uses the crate `gemm` (`cpu.rs`), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
+//! The CPU uses the crate `gemm-f32` (`cpu.rs`), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
 //! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the measurements
 //! (timed by `timing.rs`), `tuned.rs` the resulting speedups.
 
