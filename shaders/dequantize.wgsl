@@ -14,6 +14,6 @@
     let value = weights(min(id, params.vocabulary - 1u) * params.width + i % params.width);
     result[i] = select(vec4<f32>(params.nan), value, id < params.vocabulary);
     {% else %}
-    result[i] = vec4<{{ T }}>(weights(i));
+    result[i] = vec4<{{ T }}>(weights(params.first + i));
     {% endif %}
 }

@@ -8,9 +8,9 @@ use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::{Grads, run_into};
 
-struct Cast {
-    from: DType,
-    to: DType,
+pub(super) struct Cast {
+    pub from: DType,
+    pub to: DType,
 }
 
 impl Kernel for Cast {

@@ -284,13 +284,17 @@ impl Tensor {
             true => vocab,
             false => columns(vocab, bias.is_some(), weighing, &self.device()),
         };
-        let chunk = chunk_rows(rows, columns, self.dtype(), &self.device());
-        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, [chunk, columns])
+        let slice = sliced::rows(weight, self.dtype(), bias.is_some());
+        let chunk = match slice {
+            None => chunk_rows(rows, columns, self.dtype(), &self.device()),
+            Some(_) => sliced::chunk_rows(rows, vocab, self.dtype()),
+        };
+        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, [chunk, columns], slice)
     }
 }
 
-/// The loss, `chunk` rows at a time, of logits with so many columns, with the inputs that follow the others of kernels.
-/// The shapes have been checked.
+/// The loss, `chunk` rows at a time, of logits with so many columns, with the inputs that follow the others of kernels;
+/// with so many rows of a quantized weight in a slice. The shapes have been checked.
 fn in_chunks(
     h: &Tensor,
     (weight, bias): (&Tensor, Option<&Tensor>),
@@ -298,6 +302,7 @@ fn in_chunks(
     (weighing, class_weights): (Weighing, &[Tensor]),
     loss_scale: Option<&Tensor>,
     [chunk, columns]: [usize; 2],
+    slice: Option<usize>,
 ) -> Result<Tensor> {
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
     let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
@@ -324,7 +329,10 @@ fn in_chunks(
         let count = chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
         let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
-        let logits = scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?; // (count, columns)
+        let logits = match slice {
+            None => scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?,
+            Some(slice) => sliced::logits(&h, weight, slice)?,
+        }; // (count, columns)
         if dh.is_none() && !weight.needs_grad() && !bias_needs_grad {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
             run_into(&RowLosses { vocab, weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
@@ -335,7 +343,10 @@ fn in_chunks(
         let dx = logits;
         if let Some(dh) = &dh_rows {
             let product = MatMul { out: dh.dtype(), ..MatMul::default() };
-            run_into(&product, &[&dx, &padded], &[&dh.rows(start, count)])?;
+            match slice {
+                None => run_into(&product, &[&dx, &padded], &[&dh.rows(start, count)])?,
+                Some(slice) => sliced::gradient(&dx, weight, slice, &dh.rows(start, count))?,
+            }
         }
         if bias_needs_grad {
             add_rows(&mut dbias, &dx, vocab)?;
@@ -366,5 +377,6 @@ fn with<'a>(inputs: &[&'a Tensor], more: &'a [Tensor]) -> Vec<&'a Tensor> {
     inputs.iter().copied().chain(more).collect()
 }
 
+mod sliced;
 #[cfg(test)]
 mod tests;

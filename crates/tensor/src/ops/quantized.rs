@@ -11,10 +11,12 @@ use crate::gpu::{Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::{Parts, STEP, decode, decode_step, run};
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// The values of a quantized matrix in f32 or f16.
-struct Dequantize {
-    to: DType,
+/// The values of some rows of a quantized matrix in f32 or f16.
+pub(super) struct Dequantize {
+    pub to: DType,
+    pub rows: Range<usize>,
 }
 
 /// Rows of a quantized table. Inputs: table, ids.
@@ -31,23 +33,32 @@ pub(super) fn shader_params(dtype: DType, elements: usize) -> [Param; 3] {
     [param("scales", scales), param("coarse", coarse), param("mean", mean)]
 }
 
-/// Writes the values of a quantized matrix; with ids those of the rows that they name, of which there are so many.
-pub(super) fn dequantize(
-    matrix: &Spec,
-    to: DType,
-    [from, into]: [Operand; 2],
-    ids: Option<(Operand, usize)>,
-) -> Launch {
+/// Rows whose values are written.
+pub(super) enum Rows {
+    Range(Range<usize>),
+    /// Those that ids name, of which there are so many.
+    Named(Operand, usize),
+}
+
+/// Writes the values of rows of a quantized matrix.
+pub(super) fn dequantize(matrix: &Spec, to: DType, [from, into]: [Operand; 2], rows: Rows) -> Launch {
     let (width, elements) = (matrix.shape.last_dim() / 4, matrix.shape.elements());
-    let len = ids.as_ref().map_or(elements / 4, |(_, rows)| rows * width);
-    let mut values = vec![("T", to.name().into()), ("rows", ids.is_some().into())];
+    let (count, is_named) = match &rows {
+        Rows::Range(range) => (range.len(), false),
+        Rows::Named(_, count) => (*count, true),
+    };
+    let len = count * width;
+    let mut values = vec![("T", to.name().into()), ("rows", is_named.into())];
     values.extend(shader_values(matrix.dtype));
     let mut buffers = vec![buffer("b", "u32", from)];
     let mut params = vec![param("len", len)];
-    if let Some((ids, _)) = ids {
-        buffers.push(buffer("ids", "u32", ids));
-        // As a parameter, because WGSL has no way to write NaN.
-        params.extend([param("width", width), param("vocabulary", matrix.shape.rows()), param("nan", f32::NAN)]);
+    match rows {
+        Rows::Range(range) => params.push(param("first", range.start * width)),
+        Rows::Named(ids, _) => {
+            buffers.push(buffer("ids", "u32", ids));
+            // As a parameter, because WGSL has no way to write NaN.
+            params.extend([param("width", width), param("vocabulary", matrix.shape.rows()), param("nan", f32::NAN)]);
+        }
     }
     buffers.push(buffer("result", to.wgsl(4), into));
     params.extend(shader_params(matrix.dtype, elements));
@@ -68,7 +79,10 @@ impl Kernel for Dequantize {
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         expect_quantized(self.name(), inputs[0])?;
-        Ok(vec![Spec::new(inputs[0].shape.clone(), self.to)])
+        if self.rows.end > inputs[0].shape.rows() {
+            return Err(shape_error(self.name(), format!("at least {} rows", self.rows.end), inputs[0]));
+        }
+        Ok(vec![Spec::new([self.rows.len(), inputs[0].shape.last_dim()], self.to)])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -76,11 +90,12 @@ impl Kernel for Dequantize {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        decode_into(&inputs[0], outputs[0].f32());
+        decode_rows(&inputs[0], self.rows.start, outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        Plan::one(dequantize(inputs[0], self.to, [Operand::Input(0), Operand::Output(0)], None))
+        let operands = [Operand::Input(0), Operand::Output(0)];
+        Plan::one(dequantize(inputs[0], self.to, operands, Rows::Range(self.rows.clone())))
     }
 }
 
@@ -112,7 +127,7 @@ impl Kernel for QuantizedRows {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let ids = Some((Operand::Input(1), inputs[1].shape.elements()));
+        let ids = Rows::Named(Operand::Input(1), inputs[1].shape.elements());
         Plan::one(dequantize(inputs[0], DType::F32, [Operand::Input(0), Operand::Output(0)], ids))
     }
 }
@@ -158,8 +173,13 @@ pub(super) fn few_rows(matrix: &View, a: &[f32], bias: &[f32], accumulate: bool,
 
 /// The values of a quantized matrix, by all threads.
 pub(super) fn decode_into(matrix: &View, out: &mut [f32]) {
+    decode_rows(matrix, 0, out);
+}
+
+/// Those of the rows from this one on.
+fn decode_rows(matrix: &View, first: usize, out: &mut [f32]) {
     let k = matrix.spec.shape.last_dim();
-    out.par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| decode_row(matrix, row, out));
+    out.par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| decode_row(matrix, first + row, out));
 }
 
 impl Tensor {
@@ -174,7 +194,7 @@ impl Tensor {
 
     /// The values of a quantized matrix in f32 or f16.
     pub(super) fn dequantized(&self, to: DType) -> Result<Tensor> {
-        Ok(run(&Dequantize { to }, &[self])?.remove(0))
+        Ok(run(&Dequantize { to, rows: 0..self.shape().rows() }, &[self])?.remove(0))
     }
 
     /// A quantized matrix of these values, f32 or f16.

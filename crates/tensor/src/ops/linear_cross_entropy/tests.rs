@@ -59,11 +59,12 @@ fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
                 let ([h2, weight2, _], bias2) = (inputs(&device), is_biased.then(bias));
                 let sizes = [chunk, columns];
                 let loss =
-                    in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes).unwrap();
+                    in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes, None).unwrap();
                 let at = format!("{device}, {chunk} rows, {columns} columns, {weighing:?}, {factor:?}");
                 expect_close(&format!("{at}: loss"), &loss, &want);
-                let plain =
-                    no_grad(|| in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes));
+                let plain = no_grad(|| {
+                    in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes, None)
+                });
                 expect_close(&format!("{at}: loss without gradients"), &plain.unwrap(), &want);
                 backward(&loss);
                 expect_close(&format!("{at}: dh"), h2.grad().unwrap(), h.grad().unwrap());
@@ -139,5 +140,37 @@ fn refuses_shapes_that_do_not_fit() {
     let [h, weight, targets] = inputs(&Device::Cpu);
     for (weight, targets) in [(&h, &targets), (&weight, &weight), (&weight, &targets.rows(0, 1))] {
         assert!(h.linear_cross_entropy(weight, targets, Criterion::default(), None).is_err(), "{weight:?} {targets:?}");
+    }
+}
+
+/// As with its values at once, in more chunks than one.
+#[test]
+fn a_quantized_classifier_may_be_read_in_slices() {
+    let key = crate::ops::random::Key::new(3);
+    let values = |len: usize| (0..len as u32).map(|i| key.bits(i) as f32 / 2_147_483_648.0 - 1.0).collect::<Vec<_>>();
+    for (device, dtype) in
+        Device::for_tests().into_iter().flat_map(|d| [DType::F32, DType::F16].map(|t| (d.clone(), t)))
+    {
+        if dtype == DType::F16 && !device.has_f16() {
+            continue;
+        }
+        let (rows, vocab, width) = (150, 200, 64);
+        let weight = Tensor::from_f32(&values(vocab * width), [vocab, width], &Device::Cpu).unwrap();
+        let weight = weight.to_dtype(DType::Nf4).unwrap().to_device(&device).unwrap();
+        let targets: Vec<u32> = (0..rows as u32).map(|i| i * 7 % 200).collect();
+        let targets = Tensor::from_u32(&targets, [rows], &device).unwrap();
+        let whole = weight.to_dtype(dtype).unwrap();
+        let loss = |weight: &Tensor, slice| {
+            let h = Tensor::from_f32(&values(rows * width), [rows, width], &device).unwrap().requires_grad().unwrap();
+            let operand = h.to_dtype(dtype).unwrap();
+            let loss = in_chunks(&operand, (weight, None), &targets, Default::default(), None, [128, vocab], slice);
+            let loss = loss.unwrap();
+            loss.backward().unwrap();
+            (loss.to_f32().unwrap(), h.grad().unwrap().to_f32().unwrap())
+        };
+        let (want, got) = (loss(&whole, None), loss(&weight, Some(72)));
+        let (atol, rtol) = if dtype == DType::F16 { (2e-5, 4e-3) } else { (1e-7, 1e-5) };
+        crate::testing::assert_close(format!("{device} {dtype:?}: loss"), &got.0, &want.0, 0.0, rtol);
+        crate::testing::assert_close(format!("{device} {dtype:?}: dh"), &got.1, &want.1, atol, rtol);
     }
 }

@@ -4,7 +4,7 @@ use super::select::TileConfig;
 use super::tiles::{MmaKind, Tile};
 use super::{DType, Dims, Epilogue, MatMul, Spec};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
-use crate::ops::quantized::dequantize;
+use crate::ops::quantized::{Rows, dequantize};
 use crate::shader;
 
 /// A GEMM with its tile, split-K and scratch buffers.
@@ -29,7 +29,12 @@ impl MatMul {
     pub(super) fn plan_quantized(&self, d: &Dims, b: &Spec, dtype: DType, config: TileConfig, limits: &Limits) -> Plan {
         let mut plan = Plan::default();
         plan.scratch.push(dtype.size_bytes() * d.n * d.k);
-        plan.launches.push(dequantize(b, dtype, [Operand::Input(1), Operand::Scratch(0)], None));
+        plan.launches.push(dequantize(
+            b,
+            dtype,
+            [Operand::Input(1), Operand::Scratch(0)],
+            Rows::Range(0..b.shape.rows()),
+        ));
         self.add_tiles(plan, d, dtype, TileConfig { transpose_b: false, ..config }, limits)
     }
 
