@@ -8,10 +8,11 @@ mod golden;
 mod golden_recurrent;
 
 use golden::{Comparison, Golden, folder, number};
-use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind, Past};
+use rustyflow::models::{self, AdapterWeights, Gpt2, LanguageModel, Lora, ModelConfig, ModelKind, Past};
 use rustyflow::nn::{Dropout, Module};
 use rustyflow::ops::Criterion;
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow::tensor::Bytes;
 use rustyflow::{DType, Device, Tensor};
 use serde_json::Value;
 use std::path::Path;
@@ -216,7 +217,7 @@ fn recurrent_models_compute_as_in_pytorch() {
 /// The model of an adapter with the adapter in its weights, as PEFT computes both apart.
 #[test]
 fn adapters_are_added_as_by_peft() {
-    for name in ["gpt2", "llama", "qwen3"] {
+    for name in ["gpt2", "llama", "qwen3", "gpt2-dora", "llama-dora"] {
         let golden = Golden::read(&format!("adapters/{name}/golden"));
         let model = models::load(&folder().join("adapters").join(name)).unwrap();
         let logits = model.logits(&golden.tensor("ids", &Device::Cpu)).unwrap().to_f32().unwrap();
@@ -225,5 +226,46 @@ fn adapters_are_added_as_by_peft() {
         comparison.finish(&Device::Cpu);
         let without = number(&golden.description, "without_adapter");
         assert!(without > 0.1, "{name}: the adapter changes nothing");
+    }
+}
+
+/// Loss and gradients of A, B and the magnitudes of DoRA, beside weights that stay as they are.
+#[test]
+fn dora_is_trained_as_by_peft() {
+    let settings = [
+        ("gpt2-dora", "gpt2-base", 3, 5.0, false, vec!["c_attn", "c_proj"]),
+        ("llama-dora", "../models/llama-gqa", 4, 6.0, true, vec!["q_proj", "v_proj", "down_proj"]),
+    ];
+    let devices: Vec<Device> = [Device::Cpu].into_iter().chain(common::gpu()).collect();
+    for (device, (name, base, rank, alpha, rslora, targets)) in
+        devices.iter().flat_map(|device| settings.iter().map(move |settings| (device, settings)))
+    {
+        let (golden, folder) = (Golden::read(&format!("adapters/{name}/golden")), folder().join("adapters"));
+        let targets = targets.iter().map(|target| target.to_string()).collect();
+        let (rank, alpha, rslora, base_dtype) = (*rank, *alpha, *rslora, DType::F32);
+        let lora = Lora { rank, alpha, rslora, dora: true, dropout: 0.0, targets, base: base_dtype };
+        let mut model = models::load(&folder.join(base)).unwrap();
+        lora.adapt(&mut *model, 1).unwrap();
+        models::read_adapters(&folder.join(name), &lora, &mut *model).unwrap();
+        let config = model.config().clone();
+        let arena = ParameterArena::new(&mut *model, device, DType::F32).unwrap();
+        let ids = golden.tensor("ids", device);
+        let [from, to] = [0, 1].map(|start| ids.narrow(1, start, ids.shape()[1] - 1).unwrap());
+        let (dropout, criterion) = (Dropout::off(), Criterion::default());
+        let loss = model.loss(&from, &to, Past::Nothing, &dropout, criterion, None).unwrap();
+        loss.backward().unwrap();
+        let mut comparison = Comparison::default();
+        comparison.check("loss", &format!("{name}: loss"), &[loss.item().unwrap()], &golden.values("loss"), 1e-5);
+        let gradients = Bytes::owned(arena.gradients().unwrap().to_bytes().unwrap());
+        let gradients = AdapterWeights::new(lora, String::new(), &config, &arena, gradients);
+        let (_, tensors) = gradients.encode().unwrap().weights;
+        for (tensor, gradient) in &tensors {
+            let gradient: &[f32] = bytemuck::cast_slice(gradient.data());
+            let (what, golden) = (format!("{name}: {tensor}"), golden.values(&format!("grad.{tensor}")));
+            comparison.check("gradients", &what, gradient, &golden, 1e-5);
+        }
+        let stored = golden.file().names().into_iter().filter(|name| name.starts_with("grad.")).count();
+        assert_eq!(tensors.len(), stored);
+        comparison.finish(device);
     }
 }

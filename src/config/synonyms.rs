@@ -103,6 +103,8 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("lora_rank", "lora.rank"),
     ("r", "lora.rank"),
     ("lora_alpha", "lora.alpha"),
+    ("use_rslora", "lora.rslora"),
+    ("use_dora", "lora.dora"),
     ("lora_dropout", "lora.dropout"),
     ("target_modules", "lora.targets"),
     ("lora_target_modules", "lora.targets"),

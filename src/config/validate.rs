@@ -284,6 +284,8 @@ fn lora(c: &Checker) -> Result<()> {
         let nothing = LoraConfig::default();
         let set = [
             ("lora.alpha", lora.alpha != nothing.alpha),
+            ("lora.rslora", lora.rslora != nothing.rslora),
+            ("lora.dora", lora.dora != nothing.dora),
             ("lora.dropout", lora.dropout != nothing.dropout),
             ("lora.targets", lora.targets != nothing.targets),
             ("lora.base_dtype", lora.base_dtype != nothing.base_dtype),
@@ -304,6 +306,14 @@ fn lora(c: &Checker) -> Result<()> {
             c.tell("lora.rank", lora.rank)
         );
         return Err(c.fail(&["lora.rank", "model.init"], message));
+    }
+    if lora.dora && lora.dropout > 0.0 {
+        let message = format!(
+            "{}, and {}: DoRA's norms are those of whole weights; set lora.dropout = 0",
+            c.tell("lora.dropout", lora.dropout),
+            c.tell("lora.dora", true)
+        );
+        return Err(c.fail(&["lora.dropout", "lora.dora"], message));
     }
     if optimizer.kind == OptimizerKind::Muon {
         let message = format!(

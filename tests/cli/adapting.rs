@@ -70,16 +70,22 @@ fn a_resumed_run_of_adapters_is_the_same_to_the_bit() {
     };
     verify(&["--set", "model.dropout=0.1", "--set", "train.recompute=block"]);
     verify(&["--set", "lora.base_dtype=f16", "--set", "train.ema_decay=0.9"]);
+    verify(&["--set", "lora.dora=true", "--set", "lora.rslora=true", "--set", "lora.dropout=0"]);
     if has_gpu() {
         let on_gpu = ["--device", "gpu", "--allow-software-gpu"];
         let args = [&["verify-resume", "--steps", "3"], &on_gpu[..], &LORA[..4], &LORA[8..]].concat();
         sandbox.run(&args).succeeds().prints(&["identical to the bit"]);
-        sandbox.run(&[&args[..], &["--precision", "mixed", "--set", "lora.base_dtype=f16"]].concat()).succeeds();
+        let dora = ["--set", "lora.dora=true", "--set", "lora.dropout=0"];
+        for further in [&[][..], &dora] {
+            let mixed = ["--precision", "mixed", "--set", "lora.base_dtype=f16"];
+            sandbox.run(&[&args[..], &mixed, further].concat()).succeeds();
+        }
     }
 }
 
 /// Beside a quantized model, and what it says then; of a run that was trained so, the text with each type.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_quantized_base_trains_resumes_and_generates() {
     let sandbox = Sandbox::new();
     let wide = ["--set", "model.n_embd=64", "--set", "model.n_head=2", "--name", "wide", "--max-steps", "20"];

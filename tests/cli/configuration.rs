@@ -72,6 +72,8 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("train.comm_timeout", "30.0"),
     ("lora.rank", "0"),
     ("lora.alpha", "0.0"),
+    ("lora.rslora", "false"),
+    ("lora.dora", "false"),
     ("lora.dropout", "0.0"),
     ("lora.targets", "[\"all-linear\"]"),
     ("lora.base_dtype", "f32"),

@@ -287,7 +287,7 @@ fn an_adapter_that_is_no_sum_of_weights_or_for_another_model_is_refused() {
         adapter(&sandbox, changes);
         sandbox.run(&[&EVAL[..], &["--model", "adapter"]].concat()).fails_with(told);
     };
-    refused(json!({"use_dora": true}), &["adapter/adapter_config.json", "use_dora is true"]);
+    refused(json!({"use_dora": true}), &["adapter_model.safetensors", "lora_magnitude_vector", "use_dora is true"]);
     refused(json!({"modules_to_save": ["lm_head"]}), &["modules_to_save", "lm_head"]);
     refused(json!({"base_model_name_or_path": "org/name"}), &["base_model_name_or_path", "org/name"]);
     refused(json!({"base_model_name_or_path": "../adapter"}), &["base_model_name_or_path"]);

@@ -52,7 +52,8 @@ fn cache(device: &Device) -> Result<Cache> {
 }
 
 fn lora() -> Lora {
-    Lora { rank: 2, alpha: 4.0, dropout: 0.0, targets: vec!["all-linear".into()], base: DType::F32 }
+    let targets = vec!["all-linear".into()];
+    Lora { rank: 2, alpha: 4.0, rslora: false, dora: false, dropout: 0.0, targets, base: DType::F32 }
 }
 
 fn adapted(lora: &Lora) -> Result<()> {

@@ -127,6 +127,10 @@ fn linear_layers() -> Vec<Row> {
         }),
         ("LowRank::new", Refused, |_| LowRank::new(HUGE, 2, &[0..2, 0..2], HUGE, 1.0, KEY).map(drop)),
         ("LowRank::new", Defined, |_| LowRank::new(2, 2, &[], 0, f32::NAN, KEY).map(drop)),
+        ("LowRank::train_magnitudes", Refused, |d| {
+            let mut low_rank = LowRank::new(3, 2, std::slice::from_ref(&(0..2)), 1, 1.0, KEY)?;
+            low_rank.train_magnitudes(&zeros([2, 4], d)?, true)
+        }),
         ("LowRank::add_to", Refused, |d| {
             let low_rank = LowRank::new(3, 2, std::slice::from_ref(&(0..2)), 1, 1.0, KEY)?;
             low_rank.add_to(zeros([2, 2], d)?, &zeros([2, 4], d)?, &Dropout::off()).map(drop)

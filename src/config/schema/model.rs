@@ -109,6 +109,10 @@ pub struct LoraConfig {
     pub rank: usize,
     /// B A is multiplied by `alpha / rank`. Default 0: twice the rank.
     pub alpha: f64,
+    /// Whether B A is multiplied by `alpha / sqrt(rank)` (rsLoRA, Kalajdzievski 2023). Default false.
+    pub rslora: bool,
+    /// Whether the norms of the weights' rows are trained too (DoRA, Liu et al. 2024). Default false.
+    pub dora: bool,
     /// Dropout probability of A's input, in [0, 1). Default 0.
     pub dropout: f64,
     /// The adapted layers, by names in `model.safetensors` or their suffixes. Default `all-linear`.
@@ -119,7 +123,14 @@ pub struct LoraConfig {
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        let (rank, alpha, dropout) = (0, 0.0, 0.0);
-        LoraConfig { rank, alpha, dropout, targets: vec!["all-linear".into()], base_dtype: WeightDtype::F32 }
+        LoraConfig {
+            rank: 0,
+            alpha: 0.0,
+            rslora: false,
+            dora: false,
+            dropout: 0.0,
+            targets: vec!["all-linear".into()],
+            base_dtype: WeightDtype::F32,
+        }
     }
 }

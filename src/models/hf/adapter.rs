@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! W' = W + (alpha / r) B A        A (r, inputs), B (outputs, r)        with rsLoRA alpha / sqrt(r)
+//! W' = m / |W + s B A| (W + s B A)    by rows, with DoRA               m (outputs)
 //! ```
 //!
 //! so that the model is then like any other.
@@ -21,6 +22,8 @@ use std::path::{Path, PathBuf};
 pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
 const PICKLE: &str = "adapter_model.bin";
+/// PEFT's name of the magnitudes of DoRA.
+pub(super) const MAGNITUDES: &str = "lora_magnitude_vector";
 /// PEFT's prefix of module names.
 pub(super) const PREFIX: &str = "base_model.model.";
 
@@ -60,6 +63,7 @@ struct AdapterConfig {
     base_model_name_or_path: Option<String>,
     lora_alpha: Option<f64>,
     use_rslora: Option<bool>,
+    use_dora: Option<bool>,
     bias: Option<String>,
     /// In the order of the file: of several that fit a module, PEFT takes the first.
     alpha_pattern: Option<Map<String, Value>>,
@@ -141,7 +145,7 @@ fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> 
 }
 
 impl AdapterConfig {
-    /// Refuses adapters that are not a low-rank product added to weights, with the key.
+    /// Refuses adapters that are more than a low-rank product added to weights, with the key.
     fn check(&self) -> std::result::Result<(), String> {
         let refuse = |key: &str, value: String| Err(format!("{key} is {value}, which rustyflow does not support"));
         if self.peft_type.as_deref() != Some("LORA") {
@@ -184,6 +188,32 @@ impl AdapterConfig {
     }
 }
 
+/// The change of a module.
+struct Change {
+    /// The scaled B A, (outputs, inputs).
+    product: Vec<f32>,
+    /// With DoRA, the norms of the sum's rows, (outputs).
+    magnitudes: Option<Vec<f32>>,
+}
+
+impl Change {
+    /// Makes it to a weight (outputs, inputs), or (inputs, outputs) without `outputs_first`.
+    fn apply(&self, weight: &mut [f32], [outputs, inputs]: [usize; 2], outputs_first: bool) {
+        let output_of = |i: usize| if outputs_first { i / inputs } else { i % outputs };
+        for (i, value) in weight.iter_mut().enumerate() {
+            let at = if outputs_first { i } else { i % outputs * inputs + i / outputs };
+            *value += self.product[at];
+        }
+        let Some(magnitudes) = &self.magnitudes else { return };
+        let mut squares = vec![0.0; outputs];
+        weight.iter().enumerate().for_each(|(i, value)| squares[output_of(i)] += f64::from(*value).powi(2));
+        // Rows of zeros have no direction.
+        let gain = |(m, square): (&f32, f64)| if square == 0.0 { 0.0 } else { f64::from(*m) / square.sqrt() };
+        let gains: Vec<f32> = magnitudes.iter().zip(squares).map(|row| gain(row) as f32).collect();
+        weight.iter_mut().enumerate().for_each(|(i, value)| *value *= gains[output_of(i)]);
+    }
+}
+
 impl Adapter {
     /// Merges it into the weights of a model, of which it reads those that it changes.
     ///
@@ -222,15 +252,12 @@ impl Adapter {
         for (tensor, its) in hf.tensors(shape, name, parameter.shape()) {
             let module = tensor.strip_suffix(".weight").unwrap_or(&tensor);
             let (inputs, outputs) = if outputs_first { (its[1], its[0]) } else { (its[0], its[1]) };
-            if let Some(delta) = self.product(hf.prefix(), module, [outputs, inputs], used)? {
+            if let Some(change) = self.change(hf.prefix(), module, [outputs, inputs], used)? {
                 if merged.is_none() {
                     merged = Some(parameter.to_f32()?);
                 }
                 let own = &mut merged.as_mut().expect("they were read")[offset..offset + its.elements()];
-                for (i, value) in own.iter_mut().enumerate() {
-                    let at = if outputs_first { i } else { i % outputs * inputs + i / outputs };
-                    *value += delta[at];
-                }
+                change.apply(own, [outputs, inputs], outputs_first);
             }
             offset += its.elements();
         }
@@ -240,20 +267,21 @@ impl Adapter {
         Ok(())
     }
 
-    /// The scaled B A of a module, (outputs, inputs), if it has one.
-    fn product(
+    /// The change of a module (outputs, inputs), if there is one.
+    fn change(
         &self,
         prefix: &str,
         module: &str,
         [outputs, inputs]: [usize; 2],
         used: &mut HashSet<String>,
-    ) -> Result<Option<Vec<f32>>> {
+    ) -> Result<Option<Change>> {
+        let wrong = |message: String| Err(Error::Checkpoint { path: self.files.path.clone(), message });
         let short = module.strip_prefix(prefix).unwrap_or(module);
         let found = [module, short].into_iter().find_map(|module| {
             let [a, b] = ["A", "B"].map(|letter| format!("{PREFIX}{module}.lora_{letter}.weight"));
-            Some((self.files.tensor(&a)?, self.files.tensor(&b)?, [a, b]))
+            Some((self.files.tensor(&a)?, self.files.tensor(&b)?, [a, b], format!("{PREFIX}{module}.{MAGNITUDES}")))
         });
-        let Some((a, b, names)) = found else { return Ok(None) };
+        let Some((a, b, names, magnitudes)) = found else { return Ok(None) };
         let rank = a.shape.first().copied().unwrap_or(0);
         if rank == 0 || a.shape != [rank, inputs] || b.shape != [outputs, rank] {
             let message = format!(
@@ -261,12 +289,20 @@ impl Adapter {
                  weight takes",
                 a.shape, b.shape
             );
-            return Err(Error::Checkpoint { path: self.files.path.clone(), message });
+            return wrong(message);
         }
         let [a, b] = [(&a, [rank, inputs]), (&b, [outputs, rank])].map(|(tensor, shape)| on_cpu(tensor, shape.into()));
         used.extend(names);
         let scale = self.config.scale(module, rank) as f32;
-        Ok(Some(b?.matmul(&a?)?.scale(scale)?.to_f32()?))
+        let product = b?.matmul(&a?)?.scale(scale)?.to_f32()?;
+        if self.config.use_dora != Some(true) {
+            return Ok(Some(Change { product, magnitudes: None }));
+        }
+        let Some(stored) = self.files.tensor(&magnitudes).filter(|stored| stored.shape == [outputs]) else {
+            return wrong(format!("has no tensor {magnitudes} of [{outputs}], and use_dora is true in {CONFIG}"));
+        };
+        used.insert(magnitudes);
+        Ok(Some(Change { product, magnitudes: Some(on_cpu(&stored, [outputs].into())?.to_f32()?) }))
     }
 }
 
@@ -295,7 +331,6 @@ mod tests {
     fn what_is_not_a_product_added_to_weights_is_refused_by_name() {
         for (key, value) in [
             ("peft_type", json!("IA3")),
-            ("use_dora", json!(true)),
             ("lora_bias", json!(true)),
             ("bias", json!("all")),
             ("modules_to_save", json!(["lm_head"])),

@@ -1,12 +1,13 @@
 //! Trained LoRA adapters in PEFT's files: `adapter_config.json` and `adapter_model.safetensors` with `lora_A` (r,
-//! inputs) and `lora_B` (outputs, r) of each adapted matrix. Fused weights are split into their matrices.
+//! inputs) and `lora_B` (outputs, r) of each adapted matrix, and with DoRA `lora_magnitude_vector` (outputs). Fused
+//! weights are split into their matrices.
 
-use super::adapter::{CONFIG, PREFIX, WEIGHTS};
+use super::adapter::{CONFIG, MAGNITUDES, PREFIX, WEIGHTS};
 use super::weight_files::WeightFiles;
 use super::{Encoded, StoredTensor, stored_parameter};
 use crate::models::lora::{Adapted, Lora, endings};
 use crate::models::{LanguageModel, ModelConfig};
-use crate::nn::LinearLayout;
+use crate::nn::{LinearLayout, Magnitudes};
 use crate::optim::{Entry, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result};
@@ -14,10 +15,12 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use std::path::Path;
 
-/// A and B of a weight: their positions in the arena, and their matrices.
+/// A, B and magnitudes of a weight: their positions in the arena, and their matrices.
 struct OfWeight {
     a: Entry,
     b: Entry,
+    /// With DoRA.
+    magnitudes: Option<Entry>,
     matrices: Vec<Adapted>,
 }
 
@@ -41,7 +44,8 @@ impl AdapterWeights {
             let (stem, outputs_first) = (entry.name.strip_suffix("weight")?, entry.linear.as_ref()?.outputs_first);
             let [a, b] = ["A", "B"].map(|letter| find(format!("{stem}lora_{letter}.weight")));
             let matrices = lora.adapted(config, &entry.name, &entry.shape, outputs_first);
-            Some(OfWeight { a: a?, b: b?, matrices })
+            let magnitudes = find(format!("{stem}{MAGNITUDES}"));
+            Some(OfWeight { a: a?, b: b?, magnitudes, matrices })
         };
         let weights = entries.iter().filter_map(of_weight).collect();
         let is_transposed = |entry: &Entry| entry.linear.as_ref().is_some_and(|layout| !layout.outputs_first);
@@ -55,18 +59,24 @@ impl AdapterWeights {
     pub fn encode(&self) -> Result<Encoded<'_>> {
         const SIZE: usize = size_of::<f32>();
         let rank = self.lora.rank;
-        let fits = |OfWeight { a, b, matrices }: &OfWeight| {
+        let fits = |OfWeight { a, b, magnitudes, matrices }: &OfWeight| {
             let rows = matrices.len().saturating_mul(rank);
             let outputs = matrices.iter().map(|matrix| matrix.outputs.len()).sum::<usize>();
-            let is_there = SIZE * a.range().end.max(b.range().end) <= self.values.len();
-            is_there && a.shape.first() == Some(&rows) && b.shape[..] == [outputs, rank]
+            let all = [Some(a), Some(b), magnitudes.as_ref()].into_iter().flatten();
+            let is_there = all.map(|entry| SIZE * entry.range().end).max() <= Some(self.values.len());
+            let magnitudes = magnitudes.as_ref().map(|entry| entry.shape.to_vec());
+            is_there
+                && magnitudes == self.lora.dora.then(|| vec![outputs])
+                && a.shape.first() == Some(&rows)
+                && b.shape[..] == [outputs, rank]
         };
         if let Some(OfWeight { a, .. }) = self.weights.iter().find(|weight| !fits(weight)) {
             return Err(Error::Invalid(format!("the values are not those of the adapter {}", a.name)));
         }
         let mut tensors: Vec<(String, TensorView)> = Vec::new();
-        for OfWeight { a, b, matrices } in &self.weights {
+        for OfWeight { a, b, magnitudes, matrices } in &self.weights {
             let inputs = a.shape.last_dim();
+            let mut magnitudes = magnitudes.as_ref().map(|entry| &self.values[SIZE * entry.offset..]);
             let [mut a, mut b] = [a, b].map(|entry| &self.values[SIZE * entry.offset..]);
             for Adapted { module, outputs } in matrices {
                 for (letter, shape, rest) in [("A", [rank, inputs], &mut a), ("B", [outputs.len(), rank], &mut b)] {
@@ -75,6 +85,12 @@ impl AdapterWeights {
                     let view = TensorView::new(Dtype::F32, shape.to_vec(), own);
                     tensors.push((name(module, letter), view.expect("a tensor's values fit its shape")));
                 }
+                if let Some(rest) = &mut magnitudes {
+                    let (own, others) = rest.split_at(SIZE * outputs.len());
+                    *rest = others;
+                    let view = TensorView::new(Dtype::F32, vec![outputs.len()], own);
+                    tensors.push((magnitudes_name(module), view.expect("a tensor's values fit its shape")));
+                }
             }
         }
         Ok(Encoded { config: (CONFIG, self.config()), weights: (WEIGHTS, tensors) })
@@ -82,7 +98,7 @@ impl AdapterWeights {
 
     /// `adapter_config.json`.
     fn config(&self) -> String {
-        let Lora { rank, alpha, dropout, .. } = self.lora;
+        let Lora { rank, alpha, rslora, dora, dropout, .. } = self.lora;
         let modules = self.weights.iter().flat_map(|weight| weight.matrices.iter().map(|matrix| &*matrix.module));
         // PEFT takes names by their ends too. A bare end that means more than what is adapted here is not written.
         let named: Vec<&str> = match self.lora.targets.iter().any(|target| target == crate::models::lora::ALL_LINEAR) {
@@ -93,7 +109,7 @@ impl AdapterWeights {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": self.base, "r": rank,
             "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": named, "bias": "none",
             "fan_in_fan_out": self.fan_in_fan_out, "inference_mode": true, "init_lora_weights": true,
-            "use_rslora": false, "use_dora": false, "modules_to_save": null, "rank_pattern": {}, "alpha_pattern": {},
+            "use_rslora": rslora, "use_dora": dora, "modules_to_save": null, "rank_pattern": {}, "alpha_pattern": {},
             "layers_to_transform": null, "layers_pattern": null, "revision": null,
         });
         serde_json::to_string_pretty(&config).expect("plain values serialize")
@@ -113,12 +129,18 @@ pub fn read_adapters(folder: &Path, lora: &Lora, model: &mut dyn LanguageModel) 
             return;
         };
         let matrices = lora.adapted(&config, weight, &parameter.layout_shape(), *outputs_first);
-        count += 2 * matrices.len();
-        let (mut a, mut b) = (Vec::new(), Vec::new());
+        count += if lora.dora { 3 } else { 2 } * matrices.len();
+        let (mut a, mut b, mut magnitudes) = (Vec::new(), Vec::new(), Vec::new());
         let mut read = || {
             for Adapted { module, outputs } in &matrices {
-                a.extend(values(&files, &name(module, "A"), [lora.rank, low_rank.a.shape().last_dim()])?);
-                b.extend(values(&files, &name(module, "B"), [outputs.len(), lora.rank])?);
+                a.extend(values(&files, &name(module, "A"), &[lora.rank, low_rank.a.shape().last_dim()])?);
+                b.extend(values(&files, &name(module, "B"), &[outputs.len(), lora.rank])?);
+                if lora.dora {
+                    magnitudes.extend(values(&files, &magnitudes_name(module), &[outputs.len()])?);
+                }
+            }
+            if let Some(Magnitudes { trained, .. }) = &low_rank.magnitudes {
+                trained.write_bytes(bytemuck::cast_slice(&magnitudes))?;
             }
             low_rank.a.write_bytes(bytemuck::cast_slice(&a))?;
             low_rank.b.write_bytes(bytemuck::cast_slice(&b))
@@ -141,8 +163,13 @@ fn name(module: &str, letter: &str) -> String {
     format!("{PREFIX}{module}.lora_{letter}.weight")
 }
 
+/// PEFT's name without `.weight`, which its files do not have.
+fn magnitudes_name(module: &str) -> String {
+    format!("{PREFIX}{module}.{MAGNITUDES}")
+}
+
 /// The values of a tensor of this shape.
-fn values(files: &WeightFiles, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
+fn values(files: &WeightFiles, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
     let wrong = |message: String| Error::Checkpoint { path: files.path.clone(), message };
     let tensor: StoredTensor = files.tensor(name).ok_or_else(|| wrong(format!("has no tensor {name}")))?;
     if tensor.shape != shape {

@@ -11,6 +11,8 @@ pub fn lora(config: &Config) -> Option<Lora> {
     (l.rank > 0).then(|| Lora {
         rank: l.rank,
         alpha: if l.alpha > 0.0 { l.alpha } else { 2.0 * l.rank as f64 },
+        rslora: l.rslora,
+        dora: l.dora,
         dropout: l.dropout,
         targets: l.targets.clone(),
         base: storage(l.base_dtype),
@@ -71,9 +73,11 @@ mod tests {
         (llama.n_kv_head, llama.head_dim, llama.intermediate_size) = (3, 64, 1536);
         let lora = |targets: &[&str]| {
             let targets = targets.iter().map(|target| target.to_string()).collect();
-            Lora { rank: 8, alpha: 16.0, dropout: 0.0, targets, base: DType::F32 }
+            Lora { rank: 8, alpha: 16.0, rslora: false, dora: false, dropout: 0.0, targets, base: DType::F32 }
         };
         assert_eq!(count(&lora(&["all-linear"]), &shape).unwrap(), 2_442_240);
+        // And the outputs of each: 30 x (576 + 192 + 192 + 576 + 1536 + 1536 + 576).
+        assert_eq!(count(&Lora { dora: true, ..lora(&["all-linear"]) }, &shape).unwrap(), 2_442_240 + 155_520);
         // 30 x 8 x (576 + 576) and 30 x 8 x (576 + 192).
         assert_eq!(count(&lora(&["q_proj", "v_proj"]), &shape).unwrap(), 460_800);
     }

@@ -1,6 +1,7 @@
 //! Layers with PyTorch's names and GPT-2's layouts.
 
 use super::init::{constant, normal};
+use super::low_rank::Magnitudes;
 use super::{LinearLayout, Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::ops::{LinearRef, NormRef};
@@ -73,10 +74,17 @@ impl Linear {
     pub fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let (weight, outputs_first) = (self.weight.operand(), self.has_outputs_first());
         let operand = x.to_dtype(weight.operand_dtype())?;
-        let y = operand.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())?;
-        match &self.weight.low_rank {
-            None => Ok(y),
-            Some(low_rank) => low_rank.add_to(y, x, dropout),
+        let product = |bias: Option<&Tensor>| operand.linear(weight, outputs_first, bias)?.to_dtype(x.dtype());
+        let bias = self.bias.as_deref();
+        let Some(low_rank) = self.weight.low_rank.as_deref() else { return product(bias) };
+        let Some(gain) = low_rank.gain(weight, outputs_first)? else {
+            return low_rank.add_to(product(bias)?, x, dropout);
+        };
+        // DoRA's gain does not multiply the bias. In f32: the gradient of a gain is a sum over all rows.
+        let y = low_rank.add_to(product(None)?, x, dropout)?.to_dtype(DType::F32)?.mul(&gain)?;
+        match bias {
+            Some(bias) => y.add(bias)?.to_dtype(x.dtype()),
+            None => y.to_dtype(x.dtype()),
         }
     }
 
@@ -108,6 +116,10 @@ impl Module for Linear {
             visit(&join(prefix, "lora_A.weight"), &mut low_rank.a);
             visit(&join(prefix, "lora_B.weight"), &mut low_rank.b);
             visit(&join(prefix, "lora_scales"), &mut low_rank.scales);
+            if let Some(Magnitudes { trained, squares }) = &mut low_rank.magnitudes {
+                visit(&join(prefix, "lora_magnitude_vector"), trained);
+                visit(&join(prefix, "lora_squares"), squares);
+            }
         }
     }
 }

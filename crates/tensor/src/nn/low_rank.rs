@@ -1,14 +1,23 @@
-//! LoRA adapters (Hu et al. 2021): the weight of a linear layer is frozen, and two low-rank matrices beside it are
-//! trained.
+//! LoRA adapters (Hu et al. 2021): the weight W of a linear layer is frozen, and two low-rank matrices beside it are
+//! trained. In DoRA (Liu et al. 2024) the length m of every row of the sum is trained too:
+//!
+//! ```text
+//! LoRA   y = W x + s B A x
+//! DoRA   y = g (W x + s B A x)    g = m / |W + s B A|    by rows; m starts as |W|
+//! ```
+//! As in PEFT, the norm |W + s B A| is constant in backward.
 
 use super::{Dropout, Parameter};
 use crate::cpu::CHUNK;
 use crate::ops::random::Key;
 use crate::profile::MemoryKind;
-use crate::tensor::{Spec, weights_device};
-use crate::{DType, Device, Result, Tensor};
+use crate::tensor::{Spec, no_grad, weights_device};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
+
+/// The least |W + s B A|^2 that divides.
+const SMALLEST_SQUARE: f32 = 1e-24;
 
 /// Adds `s B A x` to the output of a linear layer, for all of its outputs or some. Each matrix of a fused weight has
 /// its own A and B.
@@ -20,8 +29,19 @@ pub struct LowRank {
     pub b: Parameter,
     /// (outputs, n r): s in the rows of a matrix's outputs and the columns of its A, 0 elsewhere. Not trained.
     pub scales: Parameter,
+    /// What DoRA adds, if it is DoRA.
+    pub magnitudes: Option<Magnitudes>,
     /// Output range of each adapted matrix.
     adapted: Vec<Range<usize>>,
+}
+
+/// The trained magnitudes of DoRA.
+#[derive(Clone)]
+pub struct Magnitudes {
+    /// m, (adapted outputs).
+    pub trained: Parameter,
+    /// |W|^2 by rows, (outputs). Not trained.
+    pub squares: Parameter,
 }
 
 impl LowRank {
@@ -45,34 +65,95 @@ impl LowRank {
         let scale_at = |i: usize| if adapted[i % columns / rank].contains(&(i / columns)) { scale } else { 0.0 };
         let mut scales = Parameter::from(made([outputs, columns], scale_at)?);
         scales.freeze();
-        Ok(LowRank { a: a.into(), b: b.into(), scales, adapted: adapted.to_vec() })
+        Ok(LowRank { a: a.into(), b: b.into(), scales, magnitudes: None, adapted: adapted.to_vec() })
+    }
+
+    /// Trains magnitudes too (DoRA), which start as the norms of the rows of this frozen weight on the CPU: (outputs,
+    /// inputs), or (inputs, outputs) without `outputs_first`.
+    ///
+    /// # Errors
+    /// If the shape does not fit, or memory runs out.
+    pub fn train_magnitudes(&mut self, weight: &Tensor, outputs_first: bool) -> Result<()> {
+        let (outputs, inputs) = (self.scales.shape()[0], self.a.shape().last_dim());
+        let expected = if outputs_first { [outputs, inputs] } else { [inputs, outputs] };
+        if weight.shape()[..] != expected {
+            let (expected, got) = (Shape::from(expected).to_string(), weight.shape().to_string());
+            return Err(Error::Shape { op: "train_magnitudes", expected, got });
+        }
+        let (mut squares, trained): (Parameter, Tensor) = match weights_device() {
+            Some(device) => {
+                let made = |len: usize| Tensor::empty(Spec::new([len], DType::F32), &device, MemoryKind::Parameters);
+                (made(outputs)?.into(), made(self.b.shape()[0])?)
+            }
+            None => {
+                let weight = weight.detach().to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+                let squares = weight.mul(&weight)?.sum(if outputs_first { 1 } else { 0 })?;
+                let norms = self.of_adapted(&squares)?.sqrt()?;
+                (squares.into(), norms)
+            }
+        };
+        squares.freeze();
+        self.magnitudes = Some(Magnitudes { trained: trained.into(), squares });
+        Ok(())
     }
 
     /// (outputs, n r): B repeated for every A, so that one GEMM serves all matrices. `scales` is 0 in the blocks of
     /// other matrices.
     pub fn wide_b(&self) -> Result<Tensor> {
         let (outputs, rank) = (self.scales.shape()[0], self.b.shape().last_dim());
-        let rows = if self.b.shape()[0] == outputs { (*self.b).clone() } else { self.rows_of_all(outputs, rank)? };
+        let rows = self.among_all(&self.b, outputs, |rows| Tensor::full(0.0, [rows, rank], &self.b.device()))?;
         match self.adapted.len() {
             1 => Ok(rows),
             matrices => Tensor::cat(&vec![&rows; matrices], 1),
         }
     }
 
-    /// (outputs, r): B with zeros in the rows of outputs that are not adapted.
-    fn rows_of_all(&self, outputs: usize, rank: usize) -> Result<Tensor> {
+    /// (outputs, ..): `own`, (adapted outputs, ..), with `filling` in the rows of the other outputs.
+    fn among_all(&self, own: &Tensor, outputs: usize, filling: impl Fn(usize) -> Result<Tensor>) -> Result<Tensor> {
+        if own.shape()[0] == outputs {
+            return Ok(own.clone());
+        }
         let (mut parts, mut row, mut from) = (Vec::new(), 0, 0);
         let end = std::iter::once(outputs..outputs);
         for matrix in self.adapted.iter().cloned().chain(end) {
             if row < matrix.start {
-                parts.push(Tensor::full(0.0, [matrix.start - row, rank], &self.b.device())?);
+                parts.push(filling(matrix.start - row)?);
             }
             if !matrix.is_empty() {
-                parts.push(self.b.narrow(0, from, matrix.len())?);
+                parts.push(own.narrow(0, from, matrix.len())?);
             }
             (row, from) = (matrix.end, from + matrix.len());
         }
         Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
+    }
+
+    /// (adapted outputs): those of (outputs).
+    fn of_adapted(&self, all: &Tensor) -> Result<Tensor> {
+        let parts = self.adapted.iter().filter(|matrix| !matrix.is_empty());
+        let parts = parts.map(|matrix| all.narrow(0, matrix.start, matrix.len())).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
+    }
+
+    /// g of DoRA, (outputs) of f32, which multiplies what [`LowRank::add_to`] returns for this weight, without a bias;
+    /// `None` for LoRA.
+    ///
+    /// # Errors
+    /// If the weight is not that of the adapter.
+    pub(super) fn gain(&self, weight: &Tensor, outputs_first: bool) -> Result<Option<Tensor>> {
+        let Some(Magnitudes { trained, squares }) = &self.magnitudes else { return Ok(None) };
+        // |W + C A|^2 = |W|^2 + <C, 2 W A^T + C A A^T> by rows, with C = s B: nothing of the size of W is made.
+        let norms = no_grad(|| {
+            let scaled = self.wide_b()?.mul(&self.scales)?;
+            let operand = self.a.operand().to_dtype(weight.operand_dtype())?;
+            let product = operand.linear(weight, outputs_first, None)?.to_dtype(DType::F32)?; // (n r, outputs)
+            let gram = self.a.matmul_transposed(&self.a, false, true)?;
+            let added = product.permute(&[1, 0])?.scale(2.0)?.add(&scaled.matmul(&gram)?)?.mul(&scaled)?.sum(1)?;
+            // Rows of zeros have no direction.
+            self.of_adapted(&squares.add(&added)?)?.clamp(SMALLEST_SQUARE, f32::MAX)?.sqrt()
+        })?;
+        let gains = trained.div(&norms)?;
+        let one = |outputs| Tensor::full(1.0, [outputs], &trained.device());
+        self.among_all(&gains, squares.len(), one).map(Some)
     }
 
     /// Adds the adapter's output for x (..., inputs) to y (..., outputs). Both have one type.
