@@ -110,19 +110,14 @@ step "imports point left" bash scripts/check_layers.sh
 step "format" cargo fmt --check
 step "build and lints" "${test[@]}" --quiet --no-run
 if ! "$full"; then
-    # Sweeps, of whose kinds other tests have one: all shader variants for all kinds of GPU, and long trainings.
-    sweeps=(
-        every_variant_translates_and_fits_every_kind_of_device every_shader_and_every_line_of_it_is_reached
-        every_tiling_is_planned_with_whole_and_partial_tiles learning_is_that_of_f32
-        an_overflow_changes_nothing_but_the_scale_and_is_recovered_from gradients_are_those_of_f32_to_within_a_hundredth
-    )
-    step "tests" "${test[@]}" --no-fail-fast -- "${sweeps[@]/#/--skip=}"
-    step "the Python package" bash scripts/test_python.sh
+    # Without those that take seconds, which are marked `#[ignore]`: of their kinds, others are quick.
+    step "tests" "${test[@]}" --no-fail-fast
+    step "the Python package" bash scripts/test_python.sh -m "not slow"
     print_times "all passed; --full runs the rest"
     exit
 fi
 
-step "tests" "${test[@]}" --no-fail-fast
+step "tests" "${test[@]}" --no-fail-fast -- --include-ignored
 
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not; then
 # whether Vulkan's validation layer finds every access ordered.
@@ -143,7 +138,7 @@ step "documentation" unwrapped env RUSTDOCFLAGS="-D warnings" cargo doc --quiet 
 # The kernels that a GPU runs which grants no more than WebGPU promises.
 within_default_limits() (
     export RUSTYFLOW_GPU_LIMITS=default
-    "${test[@]}" --quiet --test goldens --test training
+    "${test[@]}" --quiet --test goldens --test training -- --include-ignored
     # The table of ops on top of the goldens' cases of them: three minutes that continuous integration has not.
     [[ -n "${CI:-}" ]] || "${test[@]}" --quiet --test ops gpu_agrees
 )

@@ -19,15 +19,15 @@ case "$host" in
         ;;
 esac
 # With the target named, the flags do not reach build scripts; in a folder of its own, because all crates are compiled
-# anew, with few optimisations: the crate `gemm` takes a quarter of an hour with all of them. Leaks are no concern of
+# anew, with few optimisations: the crate `gemm-f32` takes a quarter of an hour with all of them. Leaks are no concern of
 # these tests: thread pools live until the end.
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
 # This build has no GPU that a test could ask for.
 unset RUSTYFLOW_REQUIRE_GPU
 asan() {
     cargo test --quiet -p rustyflow-tensor --target "$host" --target-dir target/asan --no-default-features \
-        --config 'profile.dev.package."*".opt-level=1' "$@"
+        --config 'profile.dev.package."*".opt-level=1' "$@" --include-ignored
 }
 asan --lib -- ops:: tensor:: cpu::
 # Every case of the table of ops, forward and backward; numerical gradients would compute the same a hundred times more.
-asan --test ops every_number_of_threads
+asan --test ops -- every_number_of_threads

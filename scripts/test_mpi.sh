@@ -14,4 +14,4 @@ if ! has_mpi; then
     [[ -z "${RUSTYFLOW_REQUIRE_MPI:-}" ]]
     exit
 fi
-cargo test "${packages[@]}" --test mpi
+cargo test "${packages[@]}" --test mpi -- --include-ignored

@@ -38,6 +38,7 @@ fn the_network_tells_all_points_of_the_moons_apart() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_convolutional_network_reads_digits() {
     let dir = tempfile::tempdir().unwrap();
     let accuracy = cnn_digits::run(dir.path(), 15, &Device::Cpu).unwrap();
@@ -47,6 +48,7 @@ fn the_convolutional_network_reads_digits() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_lstm_expects_more_and_more_of_a_text() {
     let dir = tempfile::tempdir().unwrap();
     let [early, late] = [3, 60].map(|steps| lstm_text::run(dir.path(), steps, &Device::Cpu).unwrap());
@@ -69,6 +71,7 @@ fn the_gradients_of_the_expression_are_those_of_micrograd() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_model_on_two_devices_learns_as_one_on_one_device() {
     let dir = tempfile::tempdir().unwrap();
     let Some(gpu) = common::gpu() else { return };

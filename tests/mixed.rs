@@ -126,6 +126,7 @@ fn a_step_converts_nothing_in_a_pass_of_its_own() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn learning_is_that_of_f32() {
     // AdamW learns the same from gradients of any scale, SGD does not.
     let rules = [(ADAMW, 3e-3), (Kind::Sgd { momentum: 0.9, nesterov: false }, 0.1)];
@@ -148,6 +149,7 @@ fn learning_is_that_of_f32() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn an_overflow_changes_nothing_but_the_scale_and_is_recovered_from() {
     for device in devices() {
         let mut training = Training::new(&device, DType::F16, ADAMW, true);

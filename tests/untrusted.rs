@@ -54,6 +54,7 @@ fn damage(seed: &[u8], random: &mut u64) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn damaged_files_are_taken_or_refused_without_a_panic() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     let scratch = tempfile::tempdir().unwrap();

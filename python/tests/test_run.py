@@ -75,6 +75,7 @@ def test_a_run_tells_its_events_and_leaves_a_model(folder):
     assert abs(model.eval(words[:17])["loss"] - first) < 1e-4 and result["tokens"] == len(words) - 1
 
 
+@pytest.mark.slow
 def test_a_model_from_python_and_one_from_the_command_are_the_same_bytes(folder):
     binary = os.environ.get("RUSTYFLOW_BINARY")
     if not binary:

@@ -109,7 +109,9 @@ import time; time.sleep(0.3)
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=pytest.mark.slow if "thread" in how else ()) for how in ENDS]
+)
 def test_the_process_ends_while_a_device_works(device, how):
     program = f"""
 import rustyflow as rf

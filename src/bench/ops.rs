@@ -244,6 +244,7 @@ mod tests {
     use crate::Tensor;
 
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn a_row_that_is_not_what_the_cpu_computes_is_found() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
         let (gpu, peaks) = (Device::Gpu(gpu), Peaks { tflops: 1.0, f16_tflops: None, gb_per_s: 1.0 });

@@ -42,6 +42,7 @@ fn ops_times_gemms_of_any_shape() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ops_checks_the_gpu_against_the_cpu() {
     if !has_gpu() {
         return;
@@ -108,6 +109,7 @@ fn step_refuses_sizes_that_make_no_sense() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn step_tells_gpu_memory_by_kind() {
     if !has_gpu() {
         return;
@@ -150,6 +152,7 @@ fn names_the_three_largest(report: &str) {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn step_says_what_bounds_the_largest_kernels() {
     let sandbox = Sandbox::new();
     let step = |further: &[&str]| sandbox.run(&[&["bench", "step"], &QUICK[..], &CPU, further].concat()).succeeds();
@@ -202,6 +205,7 @@ fn a_step_in_mixed_precision_is_for_gpus() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn tune_keeps_what_it_measures_where_training_finds_it() {
     if !has_gpu() {
         return;
@@ -227,6 +231,7 @@ fn tune_keeps_what_it_measures_where_training_finds_it() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn report_writes_one_file_that_table_reads() {
     let sandbox = Sandbox::new();
     let report = ["bench", "report", "--seconds", "0", "--out", "cpu.json"];

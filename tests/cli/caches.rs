@@ -51,6 +51,7 @@ fn a_cache_folder_that_cannot_be_written_is_one_warning() {
 
 #[cfg(target_os = "linux")]
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn without_a_named_folder_the_users_folder_of_caches_is_taken() {
     let sandbox = Sandbox::new();
     if !has_pipeline_caches(&sandbox) {

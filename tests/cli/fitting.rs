@@ -125,6 +125,7 @@ fn rows_of_a_fine_tuned_model_are_as_long_as_its_documents_and_its_context_stays
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_fine_tuned_model_gets_the_batch_that_fits_and_as_many_sequences_a_step() {
     let sandbox = with_a_model();
     let plan_within = |mib: &str, further: &[&str]| {
@@ -202,6 +203,7 @@ fn a_run_with_a_new_tokenizer_has_a_row_for_each_of_its_tokens_and_is_resumed_wi
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn as_few_blocks_are_recomputed_as_the_memory_allows() {
     let sandbox = Sandbox::new();
     let deep = ["--batch-size", "64", "--set", "model.n_layer=6", "--set", "model.block_size=32"];
@@ -229,6 +231,7 @@ fn as_few_blocks_are_recomputed_as_the_memory_allows() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_largest_batch_that_fits_is_taken_where_it_is_auto() {
     let sandbox = Sandbox::new();
     let auto = ["--batch-size", "auto", "--set", "model.block_size=32"];

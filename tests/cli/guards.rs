@@ -87,6 +87,7 @@ fn a_run_that_may_not_be_written_to_is_refused_and_stays_as_it_was() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn on_a_gpu_with_too_little_memory_batches_are_halved_and_the_losses_stay() {
     if !has_gpu() {
         return;

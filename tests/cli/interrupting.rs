@@ -80,6 +80,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does_so_to_the_bit() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn an_evaluation_that_was_cut_off_is_made_up_for() {
     let sandbox = Sandbox::new();
     sandbox.write("corpus/train.txt", corpus());
@@ -168,6 +169,7 @@ fn chat(sandbox: &Sandbox) -> (Child, Output) {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn an_interrupt_ends_an_answer_and_not_the_conversation() {
     let sandbox = Sandbox::new();
     sandbox.write("corpus.txt", corpus().repeat(10));
@@ -226,6 +228,7 @@ fn what_comes_before_the_first_step_ends_at_the_first_signal() {
 
 /// No interrupt, but a run that something happens to meanwhile.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_training_log_that_cannot_be_written_any_more_costs_a_run_nothing() {
     let sandbox = Sandbox::new();
     let (child, stdout) = train_until("step      1/3000", &sandbox, "train.max_steps=3000 train.eval_every=0", &[]);

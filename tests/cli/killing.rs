@@ -123,11 +123,13 @@ fn is_writing_a_checkpoint(sandbox: &Sandbox, run: &str) -> bool {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_run_that_is_killed_again_and_again_ends_as_if_undisturbed() {
     survives(20, 150, &["--device", "cpu", "--threads", "1"], TINY_RUN);
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_run_on_a_gpu_that_is_killed_again_and_again_ends_as_if_undisturbed() {
     if has_gpu() {
         survives(6, 20, &["--device", "gpu", "--allow-software-gpu"], "runs/corpus-L1-H2-E16-gpu");
@@ -135,6 +137,7 @@ fn a_run_on_a_gpu_that_is_killed_again_and_again_ends_as_if_undisturbed() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_run_in_mixed_precision_that_is_killed_again_and_again_ends_as_if_undisturbed() {
     if has_gpu() {
         let device = ["--device", "gpu", "--allow-software-gpu", "--set", "device.precision=mixed"];

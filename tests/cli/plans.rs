@@ -15,6 +15,7 @@ fn a_plan_names_memory_steps_and_time_and_writes_nothing() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ranks_of_one_machine_share_its_memory() {
     let sandbox = Sandbox::new();
     let available = |further: &[&str]| {
@@ -48,6 +49,7 @@ fn the_first_process_of_a_launcher_plans_for_all() {
 
 /// Every op of a step, in both precisions where the GPU has them, with all that changes what is kept.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
     if !has_gpu() {
         return;
@@ -77,6 +79,7 @@ fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
 
 /// As on a GPU, and to the byte: the CPU's pool rounds up to cache lines alone.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_planned_peak_of_the_cpu_is_that_of_the_run() {
     for more in [
         &["--batch-size", "1"][..],
@@ -121,6 +124,7 @@ fn the_planned_peak_of_the_cpu_is_that_of_the_run() {
 
 /// What each of several ranks takes that divide what the optimizer remembers, and in mixed precision the weights.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_plan_of_several_ranks_counts_what_they_divide() {
     let sandbox = Sandbox::new();
     let divided = ["--set", "train.shard_optimizer=true"];
@@ -186,6 +190,7 @@ fn a_run_on_a_gpu_reports_its_memory_by_kind() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_run_that_does_not_fit_is_told_so_before_it_begins() {
     let sandbox = Sandbox::new();
     let run =
@@ -207,6 +212,7 @@ fn a_finished_run_of_the_same_model_says_how_fast_the_next_one_is() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_plan_tells_what_more_ranks_would_gain() {
     let sandbox = Sandbox::new();
     let plan =

@@ -117,6 +117,7 @@ fn a_plateau_is_resumed_with_what_it_has_come_to() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_resumed_run_on_a_gpu_is_the_uninterrupted_one_to_the_bit() {
     if !has_gpu() {
         return;

@@ -226,6 +226,7 @@ fn a_quiet_run_says_where_it_is_and_no_more() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn every_epoch_has_a_line() {
     let sandbox = Sandbox::new();
     let run = sandbox.train(&["--epochs", "3", "--name", "passes", "--json"]).succeeds();
@@ -249,6 +250,7 @@ fn every_epoch_has_a_line() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_report_adds_up_to_the_time_on_the_wall() {
     let sandbox = Sandbox::with_own_cache();
     sandbox.write("corpus.txt", corpus().repeat(300)); // so that to tokenize it takes a time

@@ -107,6 +107,7 @@ fn processes_of_a_recurrent_model_have_the_bits_of_threads_and_the_losses_of_one
 
 /// With what the optimizer remembers divided, and training apart: also what other processes remember is saved.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn processes_that_divide_moments_or_train_apart_have_the_bits_of_threads() {
     let sandbox = Sandbox::new();
     for (i, setting) in ["train.shard_optimizer=true", "train.sync_every=5"].into_iter().enumerate() {
@@ -202,6 +203,7 @@ fn pids(sandbox: &Sandbox) -> Vec<i32> {
 /// A rank that is killed or frozen ends the job within seconds; what was saved is whole, and the run goes on from it as
 /// if nothing had happened.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_rank_that_dies_or_freezes_ends_the_job_and_the_run_goes_on_to_the_bit() {
     let sandbox = Sandbox::new();
     let settings = |name| {

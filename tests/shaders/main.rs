@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use variants::{Planned, planned};
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn every_variant_translates_and_fits_every_kind_of_device() {
     let mut launches = Vec::new();
     for Planned { device, limits, variants } in planned() {
@@ -120,6 +121,7 @@ fn rendered_lines() -> BTreeMap<&'static str, (String, BTreeSet<String>)> {
 
 /// The cases would prove little if they did not reach the branches of the templates.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn every_shader_and_every_line_of_it_is_reached() {
     let rendered = rendered_lines();
     let files: BTreeSet<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders"))
@@ -148,6 +150,7 @@ fn every_shader_and_every_line_of_it_is_reached() {
 
 /// Sizes that decide between whole kernels of different speed.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn every_tiling_is_planned_with_whole_and_partial_tiles() {
     let tiles = combinations("matmul", ["BM"]);
     assert_eq!(tiles, [32, 64, 128, 256].map(|size: u32| [size.into()]).into());

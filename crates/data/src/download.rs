@@ -400,6 +400,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn gives_up_after_several_cuts_and_keeps_what_it_has() {
         let nothing = answer("206 Partial Content", "Content-Range: bytes 20-51/52\r\n", 32, b"");
         // Four attempts, of which the first brought something, and four that brought nothing.

@@ -63,6 +63,7 @@ fn resumes_from(run: &Path) -> (usize, String) {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn whatever_request_a_full_disk_refuses_there_is_a_good_checkpoint_and_an_error_that_says_so() {
     // Of a new checkpoint, of one that takes the place of another of its step, and of one after which another goes.
     for (before, step, removes) in [(&[1, 2][..], 3, false), (&[1, 3][..], 3, false), (&[1, 2, 3][..], 4, true)] {

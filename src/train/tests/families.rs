@@ -59,6 +59,7 @@ fn run(
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_family_that_no_other_code_knows_is_trained_evaluated_resumed_loaded_and_generates() {
     check_family("mlp", "mlp-for-tests");
 }
@@ -69,11 +70,13 @@ fn a_llama_is_trained_evaluated_resumed_loaded_and_generates() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_qwen3_is_trained_evaluated_resumed_loaded_and_generates() {
     check_family("qwen3", "Qwen3ForCausalLM");
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn recurrent_models_are_trained_evaluated_resumed_loaded_and_generate() {
     for kind in ["lstm", "gru", "rnn"] {
         check_family(kind, &format!("\"model_type\": \"{kind}\""));
@@ -81,6 +84,7 @@ fn recurrent_models_are_trained_evaluated_resumed_loaded_and_generate() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_recurrent_model_that_is_resumed_knows_what_it_has_read() {
     for device in Device::for_tests() {
         let dir = tempfile::tempdir().unwrap();

@@ -25,6 +25,7 @@ fn tensors(file: &[u8]) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn without_clipping_a_run_has_the_bits_of_updates_after_backward() {
     let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
     let devices = Device::for_tests().into_iter().map(|device| (device, "device.precision=f32")).chain(mixed);
@@ -55,6 +56,7 @@ fn without_clipping_a_run_has_the_bits_of_updates_after_backward() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_resumed_run_is_the_same_to_the_bit() {
     let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
     let devices = Device::for_tests().into_iter().map(|device| (device, "optimizer.state_dtype=int8"));

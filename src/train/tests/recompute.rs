@@ -64,6 +64,7 @@ pub(super) fn outcome(folder: &Path) -> (Vec<u8>, Vec<u8>, Vec<String>) {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn losses_weights_and_moments_are_the_same_to_the_bit() {
     let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
     for (device, precision) in
@@ -92,6 +93,7 @@ fn losses_weights_and_moments_are_the_same_to_the_bit() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_resumed_run_is_the_same_to_the_bit() {
     let settings = [["train.recompute=block", "model.kind=llama"], ["optimizer.state_dtype=int8", "model.kind=gpt2"]];
     for (device, settings) in Device::for_tests().into_iter().flat_map(|device| settings.map(|s| (device.clone(), s))) {

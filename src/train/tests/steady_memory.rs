@@ -49,6 +49,7 @@ fn steps_of_one_shape_make_no_buffers_after_the_first() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn steps_of_alternating_shapes_make_no_buffers_after_the_first() {
     let Some(made) = made_after_warm_up(None, &[[4, 64], [3, 40], [2, 24]]) else { return };
     assert_eq!(made, 0);

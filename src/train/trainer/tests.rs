@@ -93,6 +93,7 @@ fn rollbacks(events: &[Event]) -> Vec<(usize, usize, &str)> {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_weight_that_becomes_nan_is_named_and_the_run_goes_on_from_the_checkpoint_before() {
     for (device, precision) in precisions() {
         let dir = tempfile::tempdir().unwrap();
@@ -372,6 +373,7 @@ fn steps(events: &[Event]) -> Vec<crate::train::Step> {
 
 /// Checkpoints, evaluations and samples of this run come between steps that a GPU has not finished.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn speeds_are_those_of_steps_whatever_comes_between_them() {
     for device in Device::for_tests() {
         let dir = tempfile::tempdir().unwrap();

@@ -76,6 +76,7 @@ fn agrees(tokenizer: &Tokenizer, text: &str) {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn byte_level_segments_agree_with_the_library() {
     for (pattern, normalizer) in [(None, Value::Null), (Some(LLAMA), Value::Null), (Some(QWEN), json!({"type": "NFC"}))]
     {
@@ -86,6 +87,7 @@ fn byte_level_segments_agree_with_the_library() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn segments_of_spaces_agree_with_the_library() {
     for (prepend, split) in [("always", true), ("first", true), ("never", true), ("first", false), ("never", false)] {
         let texts = texts();
@@ -113,6 +115,7 @@ fn unknown_patterns_are_left_whole() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn text_without_spaces_is_cut_too() {
     let tokenizer = byte_level(Some(LLAMA), Value::Null);
     let text: String = "日本語の文章、句点なし。123".repeat(350_000);

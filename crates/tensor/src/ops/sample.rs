@@ -351,6 +351,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn ids_are_the_same_on_every_device() {
         let of_all = |d: Draw| {
             [

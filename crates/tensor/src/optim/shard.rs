@@ -119,6 +119,7 @@ mod tests {
 
     /// The parts of two or three optimizers are one whole one's, to the bit; and so are the moments that they save.
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn parts_update_as_a_whole_does() {
         for (device, kind) in Device::for_tests().iter().flat_map(|device| KINDS.map(|kind| (device.clone(), kind))) {
             // The parts of eight lie inside of parameters.
@@ -205,6 +206,7 @@ mod tests {
     /// Ranks with the f32 values of their parts alone make the updates of one with all; they compute with the same f16
     /// copies, and together have all values.
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn ranks_that_divide_f32_values_update_as_a_whole_does() {
         let devices = Device::for_tests().into_iter().filter(|device| !device.is_gpu() || device.has_f16());
         // Of the first some on every rank, of the second all on one: which then has all there are.

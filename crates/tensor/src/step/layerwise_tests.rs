@@ -169,6 +169,7 @@ fn weights_on_the_host_need_f16_copies_and_layerwise_updates() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn without_clipping_updates_are_those_after_backward() {
     for ((device, operands), kind) in precisions().flat_map(|on| KINDS.map(|kind| (on.clone(), kind))) {
         for dtype in DTYPES {
@@ -329,6 +330,7 @@ fn a_weight_of_several_recomputed_segments_is_refused() {
 
 /// The head's gradient is of several chunks of tokens, whose sum becomes the memory of the whole.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_large_tied_table_has_one_gradient() {
     const VOCAB: usize = 20_096;
     let steps = |device: &Device, layerwise: bool| {

@@ -105,13 +105,24 @@ fn assert_agrees_with_cpu(gpu: &Device, cases: impl Iterator<Item = Case>) {
     assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// Half of the cases each, so that two cores are busy.
 #[test]
-fn gpu_agrees_with_cpu_in_f32() {
-    let Some(gpu) = common::gpu() else { return };
-    assert_agrees_with_cpu(&gpu, cases::all().into_iter().filter(|case| !case.f16));
+fn gpu_agrees_with_cpu_in_f32_in_even_cases() {
+    agree_in_f32(0);
 }
 
 #[test]
+fn gpu_agrees_with_cpu_in_f32_in_odd_cases() {
+    agree_in_f32(1);
+}
+
+fn agree_in_f32(first: usize) {
+    let Some(gpu) = common::gpu() else { return };
+    assert_agrees_with_cpu(&gpu, cases::all().into_iter().filter(|case| !case.f16).skip(first).step_by(2));
+}
+
+#[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn gpu_agrees_with_cpu_in_f16() {
     // WebGPU's default limits do not include f16: it is refused there, which src/ops/boundary.rs checks.
     let Some(gpu) = common::gpu().filter(Device::has_f16) else { return };
@@ -139,6 +150,7 @@ fn bits_on_threads(count: usize) -> Vec<(String, Vec<u32>)> {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn every_number_of_threads_gives_the_same_bits() {
     let alone = bits_on_threads(1);
     for threads in [2, 3] {

@@ -126,6 +126,7 @@ impl Alone {
 
 /// One step of plain SGD at a learning rate of 1: the weights have lost their gradients.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn the_gradients_of_a_step_are_those_of_one_rank() {
     let dir = tempfile::tempdir().unwrap();
     let settings = [
@@ -167,6 +168,7 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn losses_of_adamw_and_weights_of_sgd_stay_those_of_one_rank() {
     let dir = tempfile::tempdir().unwrap();
     let (mut adamw_alone, mut sgd_alone) = (Alone::default(), Alone::default());
@@ -188,6 +190,7 @@ fn losses_of_adamw_and_weights_of_sgd_stay_those_of_one_rank() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn two_runs_of_as_many_ranks_have_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
@@ -210,6 +213,7 @@ fn two_runs_of_as_many_ranks_have_the_same_bits() {
 
 /// Also where the devices round differently: all have the same bits after a checkpoint.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
@@ -243,6 +247,7 @@ fn a_run_can_go_on_with_another_number_of_ranks_and_says_so() {
 
 /// With moments divided among them ranks make the same updates, and leave the same checkpoint.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ranks_that_divide_the_moments_compute_what_whole_ones_do() {
     let dir = tempfile::tempdir().unwrap();
     let teams = teams();
@@ -297,6 +302,7 @@ fn ranks_that_meet_after_each_step_of_sgd_compute_what_one_does() {
 const APART: [&str; 4] = ["train.sync_every=5", "train.max_steps=23", "train.eval_every=10", "checkpoint.every=10"];
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ranks_that_train_apart_go_on_from_a_checkpoint_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
@@ -350,6 +356,7 @@ fn recurrent(dir: &Path, name: &str, settings: &[&str]) -> Resolved {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
     let dir = tempfile::tempdir().unwrap();
     let mut alone = Alone::default();
@@ -369,6 +376,7 @@ fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_recurrent_model_goes_on_on_several_ranks_to_the_bit_and_on_another_number() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
@@ -414,6 +422,7 @@ fn sequences_that_cannot_be_divided_are_refused_before_there_is_a_run() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn devices_that_differ_and_share_evenly_are_told_of_a_better_way() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {

@@ -192,6 +192,7 @@ fn assert_agrees(gpu: &Gpu, op: Attention, [batch, time, head_size]: [usize; 3],
 type Ways<'a> = dyn Fn(&Attention, Dims) -> Vec<(String, [Plan; 2])> + 'a;
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn gpu_agrees_with_every_tiling() {
     let Some(gpu) = gpu_for_tests() else { return };
     // A software adapter promises less memory for workgroups than it has: there it is ordinary memory.
@@ -339,6 +340,7 @@ fn refuses_shapes_that_are_not_packed_heads() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
     for device in Device::for_tests() {
         // More keys than a workgroup takes at a time; heads that fill it and that leave much of it idle; groups of

@@ -48,6 +48,7 @@ fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
 
 /// With gradients so small that none is clipped: the sum of their squares has another order.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn parameters_in_several_buffers_are_updated_averaged_and_saved_as_in_one() {
     for (device, operands) in precisions() {
         for kind in KINDS {

@@ -32,6 +32,7 @@ fn whole_and_divided(dir: &Path, gpus: &[Device], settings: &[&str]) -> [Run; 2]
 
 /// With weights divided among them too: they compute, evaluate, sample and save what whole ones do.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ranks_that_divide_the_weights_of_mixed_precision_have_the_bits_of_whole_ones() {
     let dir = tempfile::tempdir().unwrap();
     let qwen3 = ["model.kind=qwen3", "model.bias=false", "model.tie_embeddings=true", "train.recompute=block"];
@@ -93,6 +94,7 @@ fn has_the_planned_memory(resolved: &Resolved, whole: &Run, divided: &Run, gpus:
 
 /// It stops, goes on divided among other numbers of ranks, in mixed precision on one, and where nothing is divided.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_run_that_divides_weights_goes_on_with_any_number_of_ranks() {
     let gpus = new_gpus(4);
     if gpus.is_empty() {
@@ -115,6 +117,7 @@ fn a_run_that_divides_weights_goes_on_with_any_number_of_ranks() {
 
 /// A run that diverges goes back to a checkpoint, from which rank 0 has the weights of all.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn ranks_that_divide_weights_go_back_together() {
     let dir = tempfile::tempdir().unwrap();
     let gpus = new_gpus(2);
@@ -132,6 +135,7 @@ fn ranks_that_divide_weights_go_back_together() {
 
 /// A run with averages keeps all weights on every rank.
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn averages_of_the_weights_are_kept_beside_divided_moments() {
     let dir = tempfile::tempdir().unwrap();
     let gpus = new_gpus(2);

@@ -190,6 +190,7 @@ fn a_rank_that_updates_a_part_of_the_weights_may_run_out_of_memory() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_gpu_of_two_may_run_out_of_memory() {
     let (Some(first), Some(second)) = (gpu_for_tests(), gpu_for_tests()) else { return };
     let setup = Setup::new(vec![Device::Gpu(first), Device::Gpu(second)], &SGD);
