@@ -31,6 +31,10 @@ CASES = {
     "gpt2, a bare c_proj": (["model.bias=false"], ["lora.rank=2", 'lora.targets=["c_proj"]', "lora.alpha=5"]),
     "llama, q and v": (["model.kind=llama", "model.n_kv_head=2"], ["lora.rank=4", 'lora.targets=["q_proj", "v_proj"]']),
     "qwen3, all": (["model.kind=qwen3", "model.head_dim=24", "model.n_kv_head=1"], ["lora.rank=2", "lora.alpha=1"]),
+    "gpt2, DoRA": (["model.kind=gpt2"], ["lora.rank=3", "lora.dora=true"]),
+    "llama, DoRA of q and down, rsLoRA": (["model.kind=llama", "model.n_kv_head=2"],
+                                          ["lora.rank=4", 'lora.targets=["q_proj", "down_proj"]', "lora.dora=true",
+                                           "lora.rslora=true"]),
     "qwen2, up and o": (["model.kind=llama", "model.qkv_bias=true"],
                         ["lora.rank=5", 'lora.targets=["mlp.up_proj", "o_proj"]']),
 }

@@ -134,6 +134,8 @@ one_device() {
         "${brief[@]}"
     check lora-f16 train "${gpu[@]}" --init runs/llama --name lora-f16 --max-steps 6 --set lora.rank=4 "${mixed[@]}" \
         --set lora.base_dtype=f16 "${brief[@]}"
+    check dora train "${gpu[@]}" --init runs/llama --name dora --max-steps 4 --set lora.rank=4 --set lora.dora=true \
+        "${mixed[@]}" "${brief[@]}"
     check generate generate "${gpu[@]}" --model runs/gpt2 --prompt "One morning" --max-tokens 40
     check generate-f16 generate "${gpu[@]}" --dtype f16 --model runs/llama --prompt "One morning" --max-tokens 40
     check eval eval "${gpu[@]}" --model runs/qwen3

@@ -83,9 +83,9 @@ keys! {
     "model.rope_high_freq_factor": Real, ABOVE_0, "`llama3` keeps frequencies with more periods.";
     "model.rope_original_block_size": Count, at_least(1.0), "Context length for counting periods of `llama3`.";
     "lora.rank": Count, at_most(1024.0), "Rank of the LoRA adapters; 0: train all weights.";
-    "lora.alpha": Real, at_least(0.0), "Adapters are scaled by `alpha / rank`; 0: twice the rank.";
-    "lora.rslora": Flag, ANY, "Scales adapters by `alpha / sqrt(rank)` (rsLoRA).";
-    "lora.dora": Flag, ANY, "Trains the norms of the weights' rows too (DoRA).";
+    "lora.alpha": Real, at_least(0.0), "Adapters are scaled by `alpha / rank`; 0: by 2.";
+    "lora.rslora": Flag, ANY, "Scales adapters by `alpha / sqrt(rank)` instead (rsLoRA).";
+    "lora.dora": Flag, ANY, "Trains a magnitude of each output too (DoRA).";
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
     "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";

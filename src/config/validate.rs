@@ -309,7 +309,7 @@ fn lora(c: &Checker) -> Result<()> {
     }
     if lora.dora && lora.dropout > 0.0 {
         let message = format!(
-            "{}, and {}: DoRA's norms are those of whole weights; set lora.dropout = 0",
+            "{}, and {}: DoRA does not support dropout of the adapters' inputs; set lora.dropout = 0",
             c.tell("lora.dropout", lora.dropout),
             c.tell("lora.dora", true)
         );

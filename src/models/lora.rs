@@ -39,7 +39,7 @@ pub(super) struct Adapted {
 
 impl Lora {
     /// The factor of B A.
-    fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         let rank = self.rank as f64;
         (self.alpha / if self.rslora { rank.sqrt() } else { rank }) as f32
     }
@@ -372,10 +372,13 @@ mod tests {
                 let lora = Lora { base, dora: base == DType::Nf4, ..lora(&[ALL_LINEAR]) };
                 let mut quantized = adapted(&config, &lora);
                 let mut exact = adapted(&config, &Lora { base: DType::F32, ..lora.clone() });
-                let mut magnitudes = vec![];
+                let (mut magnitudes, mut squares) = (vec![], std::collections::HashMap::new());
                 quantized.visit_parameters("", &mut |name, parameter| {
                     if name.ends_with("lora_magnitude_vector") || name.ends_with("lora_squares") {
                         magnitudes.push(parameter.to_f32().unwrap());
+                    }
+                    if let Some(stem) = name.strip_suffix("lora_squares") {
+                        squares.insert(format!("{stem}weight"), parameter.to_f32().unwrap());
                     }
                 });
                 let mut magnitudes = magnitudes.into_iter();
@@ -391,6 +394,12 @@ mod tests {
                         values.insert(name.to_string(), parameter.value.to_device(&Device::Cpu).unwrap());
                     }
                 });
+                for (name, squares) in &squares {
+                    let value = values[name].to_dtype(DType::F32).unwrap(); // (outputs, inputs)
+                    let own = value.mul(&value).unwrap().sum(1).unwrap().to_f32().unwrap();
+                    assert_close(format!("{name}: squares"), squares, &own, 0.0, 1e-5);
+                }
+                assert_eq!(squares.len(), if lora.dora { 4 * config.n_layer } else { 0 });
                 let count = |quantized: usize| 4 * config.n_layer + quantized;
                 let head = usize::from(!config.tie_embeddings);
                 assert_eq!(values.len(), count(1 + head), "{}", config.kind.as_str());

@@ -17,7 +17,6 @@ fn doctor_ends_in_one_line_that_says_whether_to_train_here() {
 }
 
 #[test]
-#[ignore = "slow: scripts/test.sh --full"]
 fn doctor_tells_machines_the_same() {
     let told = Sandbox::new().run(&["doctor", "--device", "cpu", "--json"]).succeeds().json();
     assert_eq!((&told["trusted"], &told["problems"]), (&true.into(), &serde_json::json!([])), "{told}");

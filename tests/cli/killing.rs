@@ -1,7 +1,7 @@
 //! A run that is killed again and again, at any instant, ends as one that nobody disturbed: half of the kills come at
 //! random, half while a checkpoint is being written.
 //!
-//! `RUSTYFLOW_KILLS=200` kills that often instead of a few times.
+//! `RUSTYFLOW_KILLS=200` kills that often instead of a few times. Slow: with `--include-ignored`.
 
 use crate::sandbox::{Sandbox, TINY_RUN, has_gpu};
 use rustyflow::ops::random::splitmix64;

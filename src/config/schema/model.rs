@@ -107,11 +107,11 @@ impl Default for ModelConfig {
 pub struct LoraConfig {
     /// r of A (r, inputs) and B (outputs, r). Default 0: none, all weights are trained.
     pub rank: usize,
-    /// B A is multiplied by `alpha / rank`. Default 0: twice the rank.
+    /// B A is multiplied by `alpha / rank`. Default 0: by 2.
     pub alpha: f64,
     /// Whether B A is multiplied by `alpha / sqrt(rank)` (rsLoRA, Kalajdzievski 2023). Default false.
     pub rslora: bool,
-    /// Whether the norms of the weights' rows are trained too (DoRA, Liu et al. 2024). Default false.
+    /// Whether a magnitude of each output is trained too (DoRA, Liu et al. 2024). Default false.
     pub dora: bool,
     /// Dropout probability of A's input, in [0, 1). Default 0.
     pub dropout: f64,

@@ -188,7 +188,7 @@ impl AdapterConfig {
     }
 }
 
-/// The change of a module.
+/// What is added to a module's weight, and with DoRA the norms of the sum.
 struct Change {
     /// The scaled B A, (outputs, inputs).
     product: Vec<f32>,
@@ -197,7 +197,7 @@ struct Change {
 }
 
 impl Change {
-    /// Makes it to a weight (outputs, inputs), or (inputs, outputs) without `outputs_first`.
+    /// Applies it to a weight (outputs, inputs), or (inputs, outputs) without `outputs_first`.
     fn apply(&self, weight: &mut [f32], [outputs, inputs]: [usize; 2], outputs_first: bool) {
         let output_of = |i: usize| if outputs_first { i / inputs } else { i % outputs };
         for (i, value) in weight.iter_mut().enumerate() {
@@ -298,9 +298,12 @@ impl Adapter {
         if self.config.use_dora != Some(true) {
             return Ok(Some(Change { product, magnitudes: None }));
         }
-        let Some(stored) = self.files.tensor(&magnitudes).filter(|stored| stored.shape == [outputs]) else {
-            return wrong(format!("has no tensor {magnitudes} of [{outputs}], and use_dora is true in {CONFIG}"));
+        let Some(stored) = self.files.tensor(&magnitudes) else {
+            return wrong(format!("has no tensor {magnitudes}, and use_dora is true in {CONFIG}"));
         };
+        if stored.shape != [outputs] {
+            return wrong(format!("{magnitudes} has shape {:?}, the model implies [{outputs}]", stored.shape));
+        }
         used.insert(magnitudes);
         Ok(Some(Change { product, magnitudes: Some(on_cpu(&stored, [outputs].into())?.to_f32()?) }))
     }

@@ -7,7 +7,7 @@ use crate::train::checkpoint::{CONFIG, FINISHED, METRICS, STATE, TrainerState, r
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The speed of the newest finished run in `run.dir` with this model, batch and device. Unreadable runs are skipped.
+/// The speed of the newest finished run in `run.dir` with this model, adapters, batch and device. Unreadable runs are skipped.
 pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device) -> Option<Rates> {
     let entries = fs::read_dir(&config.run.dir).ok()?.flatten().map(|entry| entry.path());
     let finished = |run: &Path| fs::metadata(run.join(FINISHED)).and_then(|file| file.modified()).ok();
@@ -19,7 +19,7 @@ pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device)
             let t = &c.train;
             let recomputed = t.recomputed_blocks(c.model.n_layer);
             let kernels = (c.device.precision, c.device.matmul_f32, recomputed, c.optimizer.state_dtype, t.update);
-            (c.model.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, kernels)
+            (c.model.clone(), c.lora.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, kernels)
         };
         of(&earlier.config) == of(config) && computed_on(run).is_some_and(|name| name == device.name())
     };

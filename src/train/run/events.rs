@@ -96,6 +96,9 @@ pub struct Adapters {
     /// Number of trained parameters.
     pub parameters: usize,
     pub rank: usize,
+    /// Of B A.
+    pub scale: f32,
+    pub dora: bool,
     pub targets: Vec<String>,
     /// Storage type of the frozen weights of matmuls.
     pub base: &'static str,
@@ -164,9 +167,10 @@ pub struct Summary {
 
 impl fmt::Display for Adapters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Adapters { parameters, rank, targets, base } = self;
+        let Adapters { parameters, rank, scale: _, dora, targets, base } = self;
         let (count, targets) = (units::count(*parameters as f64), targets.join(", "));
-        write!(f, "{count} parameters of rank {rank} ({targets}); the model is frozen, in {base}")
+        let method = if *dora { ", DoRA" } else { "" };
+        write!(f, "{count} parameters of rank {rank} ({targets}{method}); the model is frozen, in {base}")
     }
 }
 

@@ -10,7 +10,11 @@ pub fn lora(config: &Config) -> Option<Lora> {
     let l = &config.lora;
     (l.rank > 0).then(|| Lora {
         rank: l.rank,
-        alpha: if l.alpha > 0.0 { l.alpha } else { 2.0 * l.rank as f64 },
+        alpha: match l.rank as f64 {
+            _ if l.alpha > 0.0 => l.alpha,
+            rank if l.rslora => 2.0 * rank.sqrt(),
+            rank => 2.0 * rank,
+        },
         rslora: l.rslora,
         dora: l.dora,
         dropout: l.dropout,
@@ -80,5 +84,17 @@ mod tests {
         assert_eq!(count(&Lora { dora: true, ..lora(&["all-linear"]) }, &shape).unwrap(), 2_442_240 + 155_520);
         // 30 x 8 x (576 + 576) and 30 x 8 x (576 + 192).
         assert_eq!(count(&lora(&["q_proj", "v_proj"]), &shape).unwrap(), 460_800);
+    }
+
+    #[test]
+    fn without_an_alpha_the_factor_of_adapters_is_2_at_every_rank() {
+        for (rank, rslora) in [(4, false), (4, true), (64, false), (64, true)] {
+            let mut config = Config::default();
+            (config.lora.rank, config.lora.rslora) = (rank, rslora);
+            assert!((lora(&config).unwrap().scale() - 2.0).abs() < 1e-6, "{rank} {rslora}");
+            config.lora.alpha = 16.0;
+            let divisor = if rslora { (rank as f32).sqrt() } else { rank as f32 };
+            assert_eq!(lora(&config).unwrap().scale(), 16.0 / divisor);
+        }
     }
 }

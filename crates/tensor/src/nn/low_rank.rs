@@ -29,7 +29,7 @@ pub struct LowRank {
     pub b: Parameter,
     /// (outputs, n r): s in the rows of a matrix's outputs and the columns of its A, 0 elsewhere. Not trained.
     pub scales: Parameter,
-    /// What DoRA adds, if it is DoRA.
+    /// DoRA's; `None` for LoRA.
     pub magnitudes: Option<Magnitudes>,
     /// Output range of each adapted matrix.
     adapted: Vec<Range<usize>>,

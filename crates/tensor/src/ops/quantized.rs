@@ -86,7 +86,9 @@ impl Kernel for Dequantize {
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        streaming_cost(2 * outputs[0].shape.elements(), inputs, outputs)
+        let read = inputs[0].size_bytes() as f64 * self.rows.len() as f64 / inputs[0].shape.rows().max(1) as f64;
+        let elements = outputs[0].shape.elements() as f64;
+        Cost { flops: 2.0 * elements, bytes: read + outputs[0].size_bytes() as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {

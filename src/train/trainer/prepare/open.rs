@@ -108,6 +108,8 @@ pub(in crate::train::trainer) fn adapters(config: &Config, parameters: &Paramete
     lora(config).map(|lora| Adapters {
         parameters: trained.map(|entry| entry.shape.elements()).sum(),
         rank: lora.rank,
+        scale: lora.scale(),
+        dora: lora.dora,
         targets: lora.targets,
         base: lora.base.name(),
     })
