@@ -128,6 +128,7 @@ mod tests {
 
     /// What the host pays for a token is the number of its launches: each costs it microseconds, however small it is.
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn a_token_takes_few_launches() {
         let gpt2 = ModelConfig { n_layer: 12, ..testing::small(50_257, 1024, 12, 768) };
         // Of a layer four GEMMs, two of which have a norm before them, and attention, in two passes if there are many

@@ -118,6 +118,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn tokens_are_those_of_a_model_that_sees_the_same_tokens_each_time() {
         for device in Device::for_tests() {
             for config in configs() {

@@ -18,6 +18,7 @@ fn has_pipeline_caches(sandbox: &Sandbox) -> bool {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn compiled_shaders_are_kept_and_a_damaged_file_is_replaced() {
     let sandbox = Sandbox::with_own_cache();
     if !has_pipeline_caches(&sandbox) {

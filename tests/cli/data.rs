@@ -120,6 +120,7 @@ fn stats_tell_tokens_and_the_most_frequent() {
 /// Before token files, a text took 25 times its size: this one would have needed 800 MB.
 #[cfg(target_os = "linux")]
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn a_long_text_takes_little_memory() {
     const MOST_KB: u64 = 200_000;
     let sandbox = Sandbox::with_own_cache();

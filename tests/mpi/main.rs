@@ -128,6 +128,7 @@ fn processes_that_divide_moments_or_train_apart_have_the_bits_of_threads() {
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn processes_of_several_devices_agree_too() {
     let sandbox = Sandbox::new();
     sandbox.run(&train("cpu", &["--name", "one"])).succeeds();

@@ -343,6 +343,7 @@ fn gradients_are_synchronized_once_per_update_after_all_micro_batches_and_before
 }
 
 #[test]
+#[ignore = "slow: scripts/test.sh --full"]
 fn steps_and_evaluations_run_what_was_compiled_ahead_and_no_more() {
     let f16 = crate::gpu::gpu_for_tests().is_some_and(|gpu| gpu.limits().f16);
     let llama = ["model.kind=llama", "model.n_kv_head=1", "train.grad_accum_steps=2"];

@@ -321,6 +321,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "slow: scripts/test.sh --full"]
     fn only_those_are_drawn_that_are_kept() {
         let logits = [0.0, 2.0, 1.0, -1.0]; // probabilities: 0.087, 0.644, 0.237, 0.032
         let equal = [1.0, 2.0, 2.0, 0.0, 2.0];
