@@ -2,7 +2,7 @@
 # Checks the project: imports, format, lints, the tests with a GPU (a software one if there is no other), and the Python
 # package. Ends with the time that each step took; the exit status says whether all passed.
 #
-#     bash scripts/test.sh           # every op in f32 on the CPU and the GPU, training, resume, ranks, the command, Python
+#     bash scripts/test.sh           # every op in f32 on CPU and GPU, training, resume, ranks, the command, Python
 #     bash scripts/test.sh --full    # all tests, every build, and what other GPUs need; continuous integration runs it
 #
 # Needs Rust with rustfmt and clippy, and a Vulkan driver. On Debian and Ubuntu, as root, it installs Mesa's software
@@ -110,7 +110,7 @@ step "imports point left" bash scripts/check_layers.sh
 step "format" cargo fmt --check
 step "build and lints" "${test[@]}" --quiet --no-run
 if ! "$full"; then
-    # Without those marked `#[ignore]`, which take seconds each: sweeps of f16 and of damaged files, several GPUs, kills.
+    # Without those marked `#[ignore]`, which take seconds each: all f16 ops, damaged files, several GPUs, kills.
     step "tests" "${test[@]}" --no-fail-fast
     step "the Python package" bash scripts/test_python.sh -m "not slow"
     print_times "all passed; --full runs the rest"

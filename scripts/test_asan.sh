@@ -19,8 +19,8 @@ case "$host" in
         ;;
 esac
 # With the target named, the flags do not reach build scripts; in a folder of its own, because all crates are compiled
-# anew, with few optimisations: the crate `gemm-f32` takes a quarter of an hour with all of them. Leaks are no concern of
-# these tests: thread pools live until the end.
+# anew, with few optimisations: the crate `gemm-f32` takes a quarter of an hour with all of them. Leaks are no concern
+# of these tests: thread pools live until the end.
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS="detect_leaks=0:${ASAN_OPTIONS:-}"
 # This build has no GPU that a test could ask for.
 unset RUSTYFLOW_REQUIRE_GPU

@@ -7,7 +7,8 @@ use crate::train::checkpoint::{CONFIG, FINISHED, METRICS, STATE, TrainerState, r
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The speed of the newest finished run in `run.dir` with this model, adapters, batch and device. Unreadable runs are skipped.
+/// The speed of the newest finished run in `run.dir` with this model, adapters, batch and device. Unreadable runs are
+/// skipped.
 pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device) -> Option<Rates> {
     let entries = fs::read_dir(&config.run.dir).ok()?.flatten().map(|entry| entry.path());
     let finished = |run: &Path| fs::metadata(run.join(FINISHED)).and_then(|file| file.modified()).ok();

@@ -100,8 +100,8 @@ impl LowRank {
     /// (outputs, n r): B repeated for every A, so that one GEMM serves all matrices. `scales` is 0 in the blocks of
     /// other matrices.
     pub fn wide_b(&self) -> Result<Tensor> {
-        let (outputs, rank) = (self.scales.shape()[0], self.b.shape().last_dim());
-        let rows = self.among_all(&self.b, outputs, |rows| Tensor::full(0.0, [rows, rank], &self.b.device()))?;
+        let rank = self.b.shape().last_dim();
+        let rows = self.among_all(&self.b, |rows| Tensor::full(0.0, [rows, rank], &self.b.device()))?;
         match self.adapted.len() {
             1 => Ok(rows),
             matrices => Tensor::cat(&vec![&rows; matrices], 1),
@@ -109,7 +109,8 @@ impl LowRank {
     }
 
     /// (outputs, ..): `own`, (adapted outputs, ..), with `filling` in the rows of the other outputs.
-    fn among_all(&self, own: &Tensor, outputs: usize, filling: impl Fn(usize) -> Result<Tensor>) -> Result<Tensor> {
+    fn among_all(&self, own: &Tensor, filling: impl Fn(usize) -> Result<Tensor>) -> Result<Tensor> {
+        let outputs = self.scales.shape()[0];
         if own.shape()[0] == outputs {
             return Ok(own.clone());
         }
@@ -153,7 +154,7 @@ impl LowRank {
         })?;
         let gains = trained.div(&norms)?;
         let one = |outputs| Tensor::full(1.0, [outputs], &trained.device());
-        self.among_all(&gains, squares.len(), one).map(Some)
+        self.among_all(&gains, one).map(Some)
     }
 
     /// Adds the adapter's output for x (..., inputs) to y (..., outputs). Both have one type.

@@ -173,13 +173,8 @@ pub(super) fn few_rows(matrix: &View, a: &[f32], bias: &[f32], accumulate: bool,
     }
 }
 
-/// The values of a quantized matrix, by all threads.
-pub(super) fn decode_into(matrix: &View, out: &mut [f32]) {
-    decode_rows(matrix, 0, out);
-}
-
-/// Those of the rows from this one on.
-fn decode_rows(matrix: &View, first: usize, out: &mut [f32]) {
+/// The values of the rows of a quantized matrix from this one on, by all threads.
+pub(super) fn decode_rows(matrix: &View, first: usize, out: &mut [f32]) {
     let k = matrix.spec.shape.last_dim();
     out.par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| decode_row(matrix, first + row, out));
 }

@@ -172,7 +172,7 @@ impl Kernel for MatMul {
             return quantized::few_rows(&inputs[1], a, bias, self.accumulate, y.f32());
         }
         with_scratch(d.n * d.k, |b| {
-            quantized::decode_into(&inputs[1], b);
+            quantized::decode_rows(&inputs[1], 0, b);
             cpu::compute(self, &d, cpu::Operands { a, b, bias, factors }, y.f32(), activated);
         });
     }
