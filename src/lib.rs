@@ -1,4 +1,4 @@
-//! Train GPT, Llama, Qwen and recurrent language models on a GPU (Vulkan, Metal or DirectX 12, through wgpu) or the CPU.
+//! Train GPT-2, Llama, Qwen and LSTM models on a GPU (Vulkan, Metal or DirectX 12, through wgpu) or the CPU.
 //!
 //! The crate order is `rustyflow-base` <- `rustyflow-tensor`, `rustyflow-data`, `rustyflow-comm` <- `rustyflow`. This
 //! crate adds models, generation, training runs and the command. Its modules import only from modules to their left:

@@ -26,7 +26,7 @@ pub enum Command {
     Step(StepArgs),
     /// Time each generated token, with a model of random weights
     Generate(GenerateArgs),
-    /// Tune the GPU's matmul tiles, keep the result for later runs, and print the gain
+    /// Autotune the GEMMs for this GPU, cache the result, print the speedup
     Tune(tune::Args),
     /// Write a report on this device: properties, kernel rates, a training step
     Report(report::Args),
@@ -61,7 +61,7 @@ pub struct StepArgs {
     /// Steps per round
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Rounds, of which the median counts
+    /// Rounds; the median is reported
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Sequences per batch instead of the case's; several as 1,2,4
@@ -182,7 +182,7 @@ fn ops(args: &OpsArgs) -> Result<()> {
         }
     }
     if !wrong.is_empty() {
-        bail!("bench ops: not what the CPU computes: {}", wrong.join("; "));
+        bail!("bench ops: results differ from the CPU: {}", wrong.join("; "));
     }
     Ok(())
 }
@@ -336,7 +336,7 @@ fn cases_to_time(args: &StepArgs) -> Result<Vec<StepCase>> {
 /// What the device does at best, or a note that it could not be measured.
 fn peaks_or_note(device: &Device, operands: DType) -> Option<Roofline> {
     measure_roofline(device, &Sizes::for_device(device), operands)
-        .inspect_err(|e| output::note(format_args!("--profile: cannot measure what the device does at best: {e}")))
+        .inspect_err(|e| output::note(format_args!("--profile: cannot measure the device's peaks: {e}")))
         .ok()
 }
 

@@ -17,7 +17,7 @@ pub enum Command {
     /// Write a configuration file with every key, what it means, and its default
     #[command(after_help = examples::CONFIG_INIT)]
     Init {
-        /// Where to; never over a file that exists
+        /// Output file; an existing file is not overwritten
         #[arg(default_value = "rustyflow.toml", value_name = "FILE")]
         file: PathBuf,
     },

@@ -15,7 +15,7 @@ pub struct RunFlags {
     /// the sample corpus]
     #[arg(value_name = "CONFIG|CORPUS", add = complete::configs_and_corpora())]
     given: Option<PathBuf>,
-    /// A configuration, as CONFIG
+    /// Configuration file, same as the positional CONFIG
     #[arg(long, short, value_name = "FILE", add = complete::configs())]
     config: Option<PathBuf>,
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
@@ -34,8 +34,7 @@ pub struct RunFlags {
     /// file, or the name of a fetched model (model.init)
     #[arg(long, value_name = "DIR", add = complete::runs())]
     init: Option<String>,
-    /// Give the model of --init another tokenizer: shared tokens keep their rows of the embedding, all other
-    /// rows start at random (model.new_tokenizer)
+    /// Replace the tokenizer of --init: shared tokens keep their embeddings, others are random (model.new_tokenizer)
     #[arg(long)]
     new_tokenizer: bool,
     /// Number of layers (model.n_layer)
@@ -47,10 +46,10 @@ pub struct RunFlags {
     /// Width of the embedding (model.n_embd)
     #[arg(long, value_name = "N")]
     n_embd: Option<String>,
-    /// Tokens of a training row; with --init, by default what the text needs (model.block_size)
+    /// Tokens per training row; with --init, by default the 99th percentile of document lengths (model.block_size)
     #[arg(long, value_name = "N")]
     block_size: Option<String>,
-    /// Sequences per batch; with --init, by default what fits the memory, 16 at most (train.batch_size)
+    /// Sequences per batch; with --init, by default the largest of 16, 8, 4, 2, 1 that fits (train.batch_size)
     #[arg(long, value_name = "N")]
     batch_size: Option<String>,
     /// Peak learning rate (train.learning_rate)
@@ -62,7 +61,7 @@ pub struct RunFlags {
     /// The folder of downloaded data sets
     #[arg(long, default_value = "data", value_name = "DIR")]
     pub data_dir: PathBuf,
-    /// f32, or mixed: matmuls in f16, faster on a GPU (train.precision)
+    /// f32, or mixed: f16 matmuls with f32 master weights, on a GPU (device.precision)
     #[arg(long, value_name = "PRECISION", help_heading = device::HEADING, add = complete::precisions())]
     precision: Option<Precision>,
     #[command(flatten)]

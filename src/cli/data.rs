@@ -218,7 +218,7 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
                  dropped"
             ))?;
         }
-        output::line(format_args!("in use         {used} of {} tokens occur in training", meta.vocab_size))?;
+        output::line(format_args!("used           {used} of {} tokens of the vocabulary", meta.vocab_size))?;
         let list: Vec<String> = most_frequent.iter().map(|(text, count)| format!("{text:?} {count}")).collect();
         output::line(format_args!("most frequent  {}", list.join(", ")))?;
     }

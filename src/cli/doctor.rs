@@ -70,9 +70,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let name = named(&device, &adapters);
     if !problems.is_empty() {
-        bail!("this machine cannot be trusted to train on {name}: {}", problems.join("; "));
+        bail!("self-test failed on {name}: {}", problems.join("; "));
     }
-    Ok(say(format_args!("\nthis machine can be trusted to train on {name}"))?)
+    Ok(say(format_args!("\nself-test passed on {name}"))?)
 }
 
 /// Compares every kernel with the CPU's, with a bar on a terminal.
@@ -89,10 +89,10 @@ fn verify(device: &Device) -> Result<OpCheck> {
 
 fn kernels_text(check: &OpCheck, device: &Device) -> String {
     let OpCheck { cases, left_out, differences } = check;
-    let left_out = if *left_out > 0 { format!("; {left_out} left out, as there is no f16") } else { String::new() };
+    let left_out = if *left_out > 0 { format!("; {left_out} skipped: no f16 support") } else { String::new() };
     match (differences.first(), device.is_gpu()) {
         (None, true) => format!("{cases} cases agree with the CPU, forward and backward{left_out}"),
-        (None, false) => format!("{cases} cases agree among themselves: the CPU is what GPUs are compared with"),
+        (None, false) => format!("{cases} cases are consistent; --device gpu compares a GPU with the CPU"),
         (Some(first), _) => format!("{} results of {cases} cases are wrong: {first}{left_out}", differences.len()),
     }
 }
@@ -156,8 +156,8 @@ fn problems(check: &OpCheck, folders: &[(&'static str, PathBuf, Option<u64>)]) -
 fn named(device: &Device, adapters: &[AdapterInfo]) -> String {
     let hardware = adapters.iter().any(|adapter| !adapter.is_software());
     match device.adapter() {
-        Some(adapter) if adapter.is_software() => format!("{}, a program on the processor", device.describe()),
-        None if hardware => format!("{}, though it has a GPU", device.describe()),
+        Some(adapter) if adapter.is_software() => format!("{}, a software adapter", device.describe()),
+        None if hardware => format!("{}; the GPU is not tested (--device gpu)", device.describe()),
         _ => device.describe(),
     }
 }

@@ -40,7 +40,7 @@ pub struct Written {
     /// The file (gguf) or folder (safetensors) to write
     #[arg(long, short, value_name = "PATH")]
     output: PathBuf,
-    /// How weights are stored: f32, f16, bf16, and of gguf also q8_0 and q4_0
+    /// Weight type: f32, f16, bf16; GGUF also q8_0, q4_0
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     dtype: Type,
     /// The largest file of safetensors: a number with KB, MB, GB or nothing behind it [default: 5GB]
@@ -188,19 +188,17 @@ fn print(folder: &Path, text: &str, exported: &Exported) -> Result<()> {
     output::line(format_args!("size           {}", units::bytes(*size_bytes)))?;
     if let Some(first) = unquantized.first() {
         output::line(format_args!(
-            "kept as f16    {} matrices whose rows are no multiple of 32, as {first}",
+            "kept as f16    {} matrices with row lengths not divisible by 32, such as {first}",
             unquantized.len()
         ))?;
     }
     if *added_end {
-        output::line(
-            "added          <|endoftext|>, never to be drawn: without an end, llama.cpp takes the token 2 for it",
-        )?;
+        output::line("added          <|endoftext|>, never sampled; without it llama.cpp ends at token 2")?;
     }
     output::line(format_args!("compared on    {text}, {} tokens predicted", c.tokens))?;
     output::line(format_args!("loss           {:.4} before, {:.4} after", c.loss_before, c.loss_after))?;
     output::line(format_args!("logits         differ by {} at most", units::number(c.largest_difference.into())))?;
-    output::line(format_args!("likeliest      the same token at {:.2}% of positions", 100.0 * c.same_top_token))?;
+    output::line(format_args!("top token      equal at {:.2}% of positions", 100.0 * c.same_top_token))?;
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use anyhow::Result;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::FETCH)]
 pub struct Args {
-    /// Its name: org/name
+    /// Model name: org/name
     model: ModelName,
     /// A branch, a tag or a commit
     #[arg(long, default_value = "main", value_name = "NAME")]

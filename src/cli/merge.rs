@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::MERGE)]
 pub struct Args {
-    /// A run that trained adapters, or the folder of an adapter as PEFT saves it, which names that of the model
+    /// A LoRA run, or a PEFT adapter folder, which names its base model's
     #[arg(value_name = "DIR", add = complete::runs())]
     adapter: PathBuf,
     #[command(flatten)]

@@ -37,15 +37,15 @@ use clap::{Parser, Subcommand};
 use interrupt::{Interrupted, Interrupts};
 use std::process::ExitCode;
 
-/// Train a GPT-style language model on the GPU you own, of any vendor, or on the CPU.
+/// Train and fine-tune GPT-2, Llama, Qwen and LSTM language models on a GPU or the CPU.
 #[derive(Parser)]
 #[command(name = "rustyflow", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(after_help = "Examples:
   rustyflow train                              a small model on the sample corpus
   rustyflow train notes/                       your own text: a folder or a file
-  rustyflow generate --prompt \"One morning\"   the newest run's model continues a text
+  rustyflow generate --prompt \"One morning\"   text from the newest run's model
 
-Exit codes: 0 done, 1 failed, 2 called wrongly, 130 or 143 stopped by Ctrl-C or SIGTERM")]
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 or 143 stopped by Ctrl-C or SIGTERM")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -67,7 +67,7 @@ enum Command {
     Plan(plan::Args),
     /// Train once for each combination of values, and compare the runs
     Sweep(sweep::Args),
-    /// Train by a recipe and check the loss that it states
+    /// Rerun a published recipe and check its final loss
     Reproduce(reproduce::Args),
     /// Check that a resumed run equals an uninterrupted one, to the bit
     VerifyResume(verify_resume::Args),
@@ -190,7 +190,7 @@ fn is_called_wrongly(error: &anyhow::Error) -> bool {
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&n| n > 0).ok_or("expected a whole number above zero".into())
+    text.parse().ok().filter(|&n| n > 0).ok_or("expected an integer above zero".into())
 }
 
 /// Mesa's drivers complain about a missing folder for sockets, of which a command that shows no window has no use.

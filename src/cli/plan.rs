@@ -137,7 +137,7 @@ fn rates(plan: &RunPlan, resolved: &Resolved, device: &Device) -> Option<Rates> 
     plan.earlier_rates(&resolved.config, device).or_else(|| {
         let operands = operands(resolved.config.device.precision);
         let measured = measure_roofline(device, &Sizes::for_device(device), operands);
-        let say = |e| output::note(format_args!("no time is given: what the device does cannot be measured: {e}"));
+        let say = |e| output::note(format_args!("no time estimate: cannot measure the device's peaks: {e}"));
         measured.map(Rates::Peaks).map_err(say).ok()
     })
 }
@@ -202,11 +202,10 @@ fn print(plan: &RunPlan) -> Result<()> {
 /// The most memory of a device, by what it holds, and that of the machine.
 fn print_memory(plan: &RunPlan) -> Result<()> {
     let memory = &plan.memory;
-    let available = memory
-        .available
-        .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", units::bytes(bytes)));
+    let available =
+        memory.available.map_or("capacity unknown".into(), |bytes| format!("{} available", units::bytes(bytes)));
     let on = if plan.ranks > 1 { format!("each of {} devices", plan.ranks) } else { "the device".into() };
-    output::line(format_args!("memory     {} at most on {on}, {available}", units::bytes(memory.peak)))?;
+    output::line(format_args!("memory     {} peak on {on}, {available}", units::bytes(memory.peak)))?;
     for (name, bytes) in [
         ("weights", memory.weights),
         ("f16 copies", memory.f16_copies),
@@ -220,8 +219,9 @@ fn print_memory(plan: &RunPlan) -> Result<()> {
             output::line(format_args!("             {name:<12}{:>12}", units::bytes(bytes)))?;
         }
     }
-    let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", units::bytes(bytes)));
-    output::line(format_args!("machine    {}{host}, while a checkpoint is written", units::bytes(plan.host_bytes)))?;
+    let available = plan.host_available_bytes.map(|bytes| format!(" of {} available", units::bytes(bytes)));
+    let host = units::bytes(plan.host_bytes) + &available.unwrap_or_default();
+    output::line(format_args!("host       {host}, peak while a checkpoint is written"))?;
     Ok(())
 }
 
@@ -242,7 +242,7 @@ fn print_cluster(plan: &ClusterPlan) -> Result<()> {
     });
     let sent = units::bytes(plan.exchanged_bytes as u64);
     output::line(format_args!(
-        "\nranks      {network}; an exchange is of {sent} each way, {} of it on the host",
+        "\nranks      {network}; {sent} sent and received per exchange; host copies at {}",
         units::si(1.0 / host_seconds_per_byte, "B/s")
     ))?;
     let apart = format!("apart for {} steps", plan.sync_every);
@@ -262,13 +262,13 @@ fn print_cluster(plan: &ClusterPlan) -> Result<()> {
     }
     let [together, apart] = plan.pays_to;
     output::line(format_args!(
-        "           twice as many are 1.3 times as fast or more up to {together} with an all-reduce, {apart} apart"
+        "           doubling gives at least 1.3x up to {together} ranks with all-reduce, {apart} apart"
     ))?;
     Ok(())
 }
 
-/// ", so it ends on 2026-03-01 at 14:35 if it begins now".
+/// ", ending 2026-03-01 at 14:35 if started now".
 fn ends(span: Duration) -> String {
     let end = jiff::SignedDuration::try_from(span).ok().and_then(|span| jiff::Zoned::now().checked_add(span).ok());
-    end.map_or(String::new(), |end| format!(", so it ends {} if it begins now", end.strftime("%Y-%m-%d at %H:%M")))
+    end.map_or(String::new(), |end| format!(", ending {} if started now", end.strftime("%Y-%m-%d at %H:%M")))
 }

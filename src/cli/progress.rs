@@ -111,7 +111,7 @@ impl View {
             output::line(format_args!("precision  {}", s.precision))?;
         }
         output::line(format_args!(
-            "corpus     {}, {} tokens to learn from, {} to validate on; tokenizer {} with {} tokens",
+            "corpus     {}, {} training tokens, {} validation tokens; tokenizer {}, vocabulary {}",
             s.corpus,
             units::count(s.train_tokens as f64),
             units::count(s.validation_tokens as f64),

@@ -92,11 +92,7 @@ fn logit_bias(given: &str, tokenizer: &Tokenizer) -> Result<(u32, f32)> {
     let text = token.strip_prefix('"').and_then(|token| token.strip_suffix('"')).unwrap_or(token);
     match tokenizer.encode(text)?[..] {
         [id] => Ok((id, bias)),
-        ref ids => bail!(
-            "--logit-bias {given}: {text:?} is {} tokens ({ids:?}), and a bias is of one; give each of them a bias by \
-             its number",
-            ids.len()
-        ),
+        ref ids => bail!("--logit-bias {given}: {text:?} is {} tokens ({ids:?}), set a bias for each id", ids.len()),
     }
 }
 

@@ -57,14 +57,14 @@ impl EnvCompleter for Bash {
 #[derive(clap::Args)]
 #[command(after_help = examples::COMPLETIONS)]
 pub struct CompletionsArgs {
-    /// Whose script to print
+    /// Shell
     shell: Shell,
 }
 
 #[derive(clap::Args)]
 #[command(after_help = examples::MAN)]
 pub struct ManArgs {
-    /// The folder to write them to; it is made if it is not there
+    /// Output folder, created if missing
     #[arg(value_name = "DIR")]
     folder: PathBuf,
 }

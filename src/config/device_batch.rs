@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What `train.device_batch` expects.
-pub(super) const EXPECTED: &str = "auto, or a list of whole numbers above 0, as in [16, 4]";
+pub(super) const EXPECTED: &str = "auto, or a list of integers above 0, as in [16, 4]";
 
 /// The proportion in which devices share the sequences of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

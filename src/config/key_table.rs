@@ -61,7 +61,7 @@ keys! {
     "model.n_layer": Count, at_least(1.0), "Transformer blocks, or recurrent layers.";
     "model.n_head": Count, at_least(1.0), "Attention heads per block; unused in recurrent models.";
     "model.n_embd": Count, at_least(1.0),
-        "Width of the stream or state; multiple of `n_head` without `head_dim`.";
+        "Hidden size; a multiple of `n_head` unless `head_dim` is set.";
     "model.block_size": Count, at_least(1.0), "Tokens per training row, see below.";
     "model.context": Count, ANY, "Context length in tokens; 0: `block_size`, or that of `init`.";
     "model.vocab_size": Count, ANY, "Rows of the embedding, at least the tokenizer's size; 0: that size.";
@@ -85,11 +85,11 @@ keys! {
     "lora.rank": Count, at_most(1024.0), "Rank of the LoRA adapters; 0: train all weights.";
     "lora.alpha": Real, at_least(0.0), "Adapters are scaled by `alpha / rank`; 0: by 2.";
     "lora.rslora": Flag, ANY, "Scales adapters by `alpha / sqrt(rank)` instead (rsLoRA).";
-    "lora.dora": Flag, ANY, "Trains a magnitude of each output too (DoRA).";
+    "lora.dora": Flag, ANY, "Also trains the magnitude of each output (DoRA).";
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
     "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";
-    "train.batch_size": CountOrAuto, at_least(1.0), "Sequences per forward pass. `auto`: the largest that fits, see below.";
+    "train.batch_size": CountOrAuto, at_least(1.0), "Sequences per forward pass; `auto`: the largest that fits.";
     "train.grad_accum_steps": Count, at_least(1.0), "Micro-batches per step (gradient accumulation).";
     "train.max_steps": Count, at_least(1.0), "Number of steps.";
     "train.epochs": Real, above_to(1e6), "Passes over the training split, instead of `max_steps`.";
@@ -108,8 +108,8 @@ keys! {
     "train.recompute": Choice(Recompute::CHOICES), ANY, "Activation recomputation in backward, see below.";
     "train.recompute_blocks": Count, ANY, "Blocks that `block` recomputes, the first ones; 0: all.";
     "train.update": Choice(UpdateTime::CHOICES), ANY, "Update after backward, or while it runs, see below.";
-    "train.offload": Choice(Offload::CHOICES), ANY, "What lies in host memory, see below.";
-    "train.device_batch": DeviceBatch, ANY, "Shares of the devices in a step, see below. Empty: equal.";
+    "train.offload": Choice(Offload::CHOICES), ANY, "Tensors kept in host memory, see below.";
+    "train.device_batch": DeviceBatch, ANY, "Batch share of each device, see below; empty: equal.";
     "train.reduce_dtype": Choice(WireDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";
     "train.sync_every": Count, ANY, "Steps between synchronizations (DiLoCo), see below; 0: every step.";
@@ -128,10 +128,10 @@ keys! {
     "optimizer.muon_learning_rate": Real, at_least(0.0), "Learning rate of `muon`; 0: `train.learning_rate`.";
     "optimizer.state_dtype": Choice(StateDtype::CHOICES), ANY, "Storage of the moments; `int8`: a quarter of the memory.";
     "optimizer.group": Groups, ANY, "Parameter groups, see below.";
-    "checkpoint.every": Count, ANY, "Steps between checkpoints; 0: at the end only.";
+    "checkpoint.every": Count, ANY, "Steps between checkpoints; 0: at the end and, with `keep_best`, at a best loss.";
     "checkpoint.keep_last": Count, at_least(1.0), "Number of newest checkpoints to keep.";
     "checkpoint.keep_best": Flag, ANY, "Also keep the checkpoint with the lowest validation loss.";
-    "checkpoint.optimizer": Flag, ANY, "Save the optimizer's state, twice as large as the model with AdamW. Without it the run cannot be resumed or rolled back.";
+    "checkpoint.optimizer": Flag, ANY, "Save the optimizer's state, which resuming and rollbacks need.";
     "guard.non_finite": Choice(NonFinite::CHOICES), ANY, "Reaction to a non-finite gradient, see below.";
     "guard.max_skips": Count, ANY, "Maximum skipped updates between two good logged steps.";
     "guard.spike_z": Real, at_least(0.0), "Spike threshold of a logged loss in standard deviations; 0: off.";

@@ -13,7 +13,7 @@ use super::synonyms;
 pub(super) enum Kind {
     /// Any text.
     Text,
-    /// A list of texts; comma-separated outside TOML.
+    /// A list of strings; comma-separated outside TOML.
     Texts,
     /// `true` or `false`.
     Flag,
@@ -184,16 +184,16 @@ impl Kind {
         let refuse = |expected: &str, value: &Value| Err(format!("expected {expected}, got {}", describe(value)));
         match (self, value) {
             (Kind::Text, value @ Value::String(_)) => Ok(value),
-            (Kind::Text, value) => refuse("a text in quotes", &value),
+            (Kind::Text, value) => refuse("a quoted string", &value),
             (Kind::Texts, Value::Array(texts)) if texts.iter().all(Value::is_str) => Ok(Value::Array(texts)),
-            (Kind::Texts, value) => refuse("a list of texts, as in [\"*.md\", \"*.txt\"]", &value),
+            (Kind::Texts, value) => refuse("a list of strings, as in [\"*.md\", \"*.txt\"]", &value),
             (Kind::Flag, value @ Value::Boolean(_)) => Ok(value),
             (Kind::Flag, value) => refuse("true or false", &value),
             (Kind::Count, Value::Integer(n)) if (0..=i64::from(u32::MAX)).contains(&n) => Ok(Value::Integer(n)),
-            (Kind::Count, value) => refuse("a whole number from 0 to 4294967295", &value),
+            (Kind::Count, value) => refuse("an integer from 0 to 4294967295", &value),
             (Kind::CountOrAuto, Value::String(word)) if word == AUTO => Ok(Value::String(word)),
             (Kind::CountOrAuto, value @ Value::Integer(_)) => Kind::Count.check(value),
-            (Kind::CountOrAuto, value) => refuse("a whole number from 0 to 4294967295 or \"auto\"", &value),
+            (Kind::CountOrAuto, value) => refuse("an integer from 0 to 4294967295 or \"auto\"", &value),
             (Kind::DeviceBatch, Value::String(word)) if word == "auto" => Ok(Value::String(word)),
             (Kind::DeviceBatch, Value::Array(counts))
                 if counts.iter().all(|count| count.as_integer().is_some_and(|n| n > 0)) =>
@@ -202,7 +202,7 @@ impl Kind {
             }
             (Kind::DeviceBatch, value) => refuse(device_batch::EXPECTED, &value),
             (Kind::Seed, Value::Integer(n)) if n >= 0 => Ok(Value::Integer(n)),
-            (Kind::Seed, value) => refuse("a whole number from 0 to 9223372036854775807", &value),
+            (Kind::Seed, value) => refuse("an integer from 0 to 9223372036854775807", &value),
             (Kind::Real, Value::Integer(n)) => Ok(Value::Float(n as f64)),
             (Kind::Real, Value::Float(x)) if x.abs() <= f64::from(f32::MAX) => Ok(Value::Float(x)),
             (Kind::Real, value @ Value::Float(_)) => refuse("a finite number that fits in 32 bits", &value),
@@ -246,7 +246,7 @@ fn check_group(value: Value) -> Result<Value, String> {
     }
     match group.get("match") {
         Some(Value::String(_)) => Ok(Value::Table(group)),
-        Some(value) => Err(format!("match: expected a text in quotes, got {}", describe(value))),
+        Some(value) => Err(format!("match: expected a quoted string, got {}", describe(value))),
         None => Err("match is missing: it says which parameters are in the group, as in match = \"*.wte*\"".into()),
     }
 }

@@ -95,7 +95,8 @@ pub fn json_schema() -> Value {
         sections
             .insert((*section).into(), json!({ "type": "object", "additionalProperties": false, "properties": keys }));
     }
-    sections.insert(RECIPE.into(), json!({ "type": "object", "description": "What the run is to come to." }));
+    let description = "Expected result, for `rustyflow reproduce`.";
+    sections.insert(RECIPE.into(), json!({ "type": "object", "description": description }));
     json!({
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A configuration of rustyflow",
@@ -109,13 +110,13 @@ impl Kind {
     /// Type, in Markdown.
     fn describe(self) -> String {
         match self {
-            Kind::Text => "text".into(),
-            Kind::Texts => "list of texts".into(),
-            Kind::Flag => "flag".into(),
+            Kind::Text => "string".into(),
+            Kind::Texts => "list of strings".into(),
+            Kind::Flag => "boolean".into(),
             Kind::Count => "count".into(),
             Kind::CountOrAuto => "count, `auto`".into(),
             Kind::DeviceBatch => "list of counts, `auto`".into(),
-            Kind::Seed => "whole number below 2^63".into(),
+            Kind::Seed => "integer below 2^63".into(),
             Kind::Real => "number".into(),
             Kind::Choice(words) => format!("`{}`", words.join("`, `")),
             Kind::Device => "`auto`, `cpu`, `gpu`, `gpu:N`, or several".into(),

@@ -73,7 +73,7 @@ fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
 /// Converts the parser's digits to an integer, and refuses one that is too large.
 fn whole_number(digits: &DeInteger<'_>) -> std::result::Result<i64, String> {
     i64::from_str_radix(digits.as_str(), digits.radix())
-        .map_err(|_| format!("expected a whole number of at most 63 bits, got {digits}"))
+        .map_err(|_| format!("expected an integer of at most 63 bits, got {digits}"))
 }
 
 /// The line, counted from 1, of a byte offset.

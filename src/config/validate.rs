@@ -336,7 +336,7 @@ fn roll_back(c: &Checker) -> Result<()> {
         (_, spike_z) => ("guard.spike_z", spike_z.to_string()),
     };
     let message = format!(
-        "{}, and {}: a run is rolled back by its optimizer's state, which no checkpoint has then",
+        "{}, and {}: a rollback needs the optimizer's state in checkpoints",
         c.tell(key, value),
         c.tell("checkpoint.optimizer", false)
     );

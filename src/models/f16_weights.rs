@@ -1,5 +1,5 @@
-//! Weights stored in f16 only or quantized, which divides their memory and traffic: for the frozen base of LoRA, and for
-//! inference.
+//! Weights stored in f16 only or quantized, which divides their memory and traffic: for the frozen base of LoRA, and
+//! for inference.
 
 use super::LanguageModel;
 use crate::nn::Parameter;

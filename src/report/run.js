@@ -276,8 +276,8 @@ function setting() {
         "corpus",
         [
           summary.corpus,
-          start.train_tokens && `${short(start.train_tokens)} tokens to learn from`,
-          start.validation_tokens && `${short(start.validation_tokens)} to validate on`,
+          start.train_tokens && `${short(start.train_tokens)} training tokens`,
+          start.validation_tokens && `${short(start.validation_tokens)} validation tokens`,
         ]
           .filter(Boolean)
           .join(", "),

@@ -38,10 +38,10 @@ fn an_unknown_key_is_answered_with_the_nearest() {
 
 #[test]
 fn a_value_of_the_wrong_type_says_what_was_expected() {
-    refuses("train.max_steps=many", &["--set", "train.max_steps", "a whole number", "\"many\""]);
+    refuses("train.max_steps=many", &["--set", "train.max_steps", "an integer", "\"many\""]);
     let sandbox = Sandbox::new();
     sandbox.write("tiny.toml", TINY.replace("n_embd = 16", "n_embd = \"16\""));
-    sandbox.train(&[]).fails_with(&["tiny.toml:8", "model.n_embd", "a whole number"]);
+    sandbox.train(&[]).fails_with(&["tiny.toml:8", "model.n_embd", "an integer"]);
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn data_files_chooses_among_files() {
     let text = &lines[0]["text"];
     assert_eq!((&text["files"], &text["skipped"][".md"]), (&1.into(), &1.into()), "{text}");
     sandbox.write("list.toml", "[data]\nfiles = [\"*.md\", 5]\n");
-    sandbox.run(&["data", "stats", "list.toml"]).fails_with(&["list.toml:2", "data.files", "a list of texts"]);
+    sandbox.run(&["data", "stats", "list.toml"]).fails_with(&["list.toml:2", "data.files", "a list of strings"]);
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn devices_that_cannot_work_together_are_refused() {
     };
     uneven("[3, 2]", "cpu,cpu").fails_with(&["[3, 2]", "a multiple of 5"]);
     uneven("3", "cpu,cpu").fails_with(&["has 1 numbers", "2 rank(s)"]);
-    uneven("some", "cpu,cpu").fails_with(&["train.device_batch", "a list of whole numbers"]);
+    uneven("some", "cpu,cpu").fails_with(&["train.device_batch", "a list of integers"]);
     uneven("0,1", "cpu,cpu").fails_with(&["train.device_batch", "above 0"]);
     train("cpu,gpu:77").fails_with(&["77"]);
     assert!(!sandbox.exists("runs"));

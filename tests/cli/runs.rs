@@ -27,7 +27,7 @@ fn a_run_says_what_it_does() {
     let run = run.prints(&[
         "device     cpu (1 threads)",
         "corpus     corpus, ",
-        "tokenizer char with ",
+        "tokenizer char, vocabulary ",
         "model      3.94k parameters: 1 layer, 2 heads, width 16, context 16",
         "training   6 steps of 64 tokens, ",
         " epochs, 0 steps of warm-up\n",

@@ -48,8 +48,9 @@ pub enum Error {
 
     /// The device has no memory left.
     #[error(
-        "{adapter} has no memory left for {needed_bytes} bytes more, {used_bytes} are in use\n  use a smaller \
-         train.batch_size (with train.grad_accum_steps to make up for it), model or model.block_size, or {}",
+        "{adapter} is out of memory: cannot allocate {needed_bytes} bytes, {used_bytes} in use\n  use a smaller \
+         train.batch_size (with train.grad_accum_steps to make up for it) or model.block_size, \
+         train.recompute = \"block\", or {}",
         if *is_cpu { "end other programs that hold memory" } else { "--device cpu" }
     )]
     OutOfMemory { adapter: String, needed_bytes: usize, used_bytes: usize, is_cpu: bool },

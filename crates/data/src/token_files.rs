@@ -134,13 +134,13 @@ impl TokenFiles {
         let is_too_small = self.meta.is_none() && TokenType::for_vocabulary(vocab_size) == TokenType::U32;
         if is_too_small || most as usize >= vocab_size {
             let read = match (self.meta.is_none(), most_of_4) {
-                (true, Some(most_of_4)) => format!(" as 2 bytes a token, and {most_of_4} as 4 bytes"),
-                (true, None) => " as 2 bytes a token, and is no file of 4 bytes a token".to_string(),
+                (true, Some(most_of_4)) => format!(" (as 2-byte ids; {most_of_4} as 4-byte ids)"),
+                (true, None) => " (as 2-byte ids; the length is not a multiple of 4 bytes)".to_string(),
                 (false, _) => String::new(),
             };
             return wrong(format!(
-                "holds the token {most}{read}, but the tokenizer has {vocab_size}: it is not the one that made them \
-                 (data.tokenizer)"
+                "token id {most}{read} exceeds the tokenizer's vocabulary of {vocab_size}; set data.tokenizer to the \
+                 tokenizer that wrote the file"
             ));
         }
         Ok(self.written_type())
@@ -287,8 +287,8 @@ mod tests {
         assert_eq!(type_of(&of_4(&[66_000, 69_999]), 70_000), Ok(TokenType::U32));
         assert_eq!(type_of(&of_4(&[5, 50_256]), 50_257), Ok(TokenType::U32));
         for (bytes, vocab_size, told) in [
-            (of_2(&[5, 65]), 65, "holds the token 65 as 2 bytes a token, and 4259845 as 4 bytes"),
-            (of_2(&[5, 300, 7, 300]), 70_000, "as 2 bytes a token"),
+            (of_2(&[5, 65]), 65, "token id 65 (as 2-byte ids; 4259845 as 4-byte ids)"),
+            (of_2(&[5, 300, 7, 300]), 70_000, "as 2-byte ids"),
             (of_4(&[5, 0, 7, 0, 9, 0]), 65, "8 bytes"),
             (b"\x93NUMPY\x01\x00ab".to_vec(), 65, "tofile"),
         ] {

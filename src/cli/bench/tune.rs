@@ -13,7 +13,7 @@ use std::time::Duration;
 #[derive(clap::Args)]
 #[command(after_help = examples::BENCH_TUNE)]
 pub struct Args {
-    /// About how long to measure, beside compiling: half for the tiles, half for what they gain
+    /// Seconds to measure, without compilation: half for the tiles, half for the comparison
     #[arg(long, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=3600))]
     seconds: u32,
     /// Print one JSON object instead

@@ -27,9 +27,9 @@ Ctrl-C stops the current answer, or the program if there is none."#;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::CHAT)]
 pub struct Args {
-    /// A run (its folder, or its name in run.dir), a checkpoint's folder, or the name of a fetched model [default: the
-    /// newest run]
-    #[arg(long, value_name = "DIR", add = complete::runs())]
+    /// A run (folder or name), the folder of a checkpoint, model or adapter, a GGUF file, or the name of a fetched
+    /// model [default: the newest run]
+    #[arg(long, value_name = "MODEL", add = complete::runs())]
     model: Option<PathBuf>,
     /// The system message
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]

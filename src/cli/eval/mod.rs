@@ -16,9 +16,9 @@ use std::sync::atomic::AtomicBool;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::EVAL)]
 pub struct Args {
-    /// A run (its folder, or its name in run.dir), a checkpoint's folder, or the name of a fetched model [default: the
-    /// newest run]
-    #[arg(long, value_name = "DIR", add = complete::runs())]
+    /// A run (folder or name), the folder of a checkpoint, model or adapter, a GGUF file, or the name of a fetched
+    /// model [default: the newest run]
+    #[arg(long, value_name = "MODEL", add = complete::runs())]
     model: Option<PathBuf>,
     /// A text to evaluate on: a file, or a folder of them
     #[arg(long, value_name = "PATH", conflicts_with = "corpus")]

@@ -21,9 +21,9 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::GENERATE)]
 pub struct Args {
-    /// A run (its folder, or its name in run.dir), a checkpoint's folder, or the name of a fetched model [default: the
-    /// newest run]
-    #[arg(long, value_name = "DIR", add = complete::runs())]
+    /// A run (folder or name), the folder of a checkpoint, model or adapter, a GGUF file, or the name of a fetched
+    /// model [default: the newest run]
+    #[arg(long, value_name = "MODEL", add = complete::runs())]
     model: Option<PathBuf>,
     /// The text to continue; - reads it from standard input
     #[arg(long, short, default_value = "", allow_hyphen_values = true)]

@@ -33,7 +33,7 @@ pub(super) fn of_file(path: &Path) -> Result<Vec<String>> {
 }
 
 fn of_json(path: &Path, number: usize, line: &str) -> Result<String> {
-    let expected = r#"expected {"prompt": "..."} or a text in quotes"#;
+    let expected = r#"expected {"prompt": "..."} or a quoted string"#;
     match serde_json::from_str(line) {
         Ok(Value::String(prompt)) => Ok(prompt),
         Ok(Value::Object(mut object)) => match object.remove("prompt") {

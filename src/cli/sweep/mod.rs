@@ -28,7 +28,7 @@ pub struct Args {
     /// same folder, a sweep resumes: finished runs are kept, an unfinished one is resumed
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Go on with the next run where one fails; one that diverges never ends a sweep
+    /// Continue after a failed run; a diverged run never ends a sweep
     #[arg(long)]
     continue_on_error: bool,
     /// Print one JSON object per run instead

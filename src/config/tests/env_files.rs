@@ -54,7 +54,7 @@ fn an_unknown_name_suggests_the_nearest() {
 #[test]
 fn a_wrong_type_names_the_line() {
     let message = error_of(load_env("BATCH_SIZE=many"));
-    assert_has(&message, &["config.env:1", "train.batch_size", "whole number", "\"many\""]);
+    assert_has(&message, &["config.env:1", "train.batch_size", "an integer", "\"many\""]);
 }
 
 #[test]

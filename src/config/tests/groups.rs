@@ -38,7 +38,7 @@ fn a_higher_layer_replaces_all_groups() {
 fn groups_that_are_none_are_refused_with_their_number() {
     for (groups, parts) in [
         ("[[optimizer.group]]\nlr_scale = 1.0", ["number 1", "match is missing"]),
-        ("[[optimizer.group]]\nmatch = 1", ["number 1", "expected a text in quotes, got 1"]),
+        ("[[optimizer.group]]\nmatch = 1", ["number 1", "expected a quoted string, got 1"]),
         (
             "[[optimizer.group]]\nmatch = \"*\"\n[[optimizer.group]]\nmatch = \"[\"",
             ["number 2", "\"[\" is not a valid pattern"],

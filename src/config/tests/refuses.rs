@@ -69,9 +69,9 @@ fn a_flag_for_no_key() {
 fn a_value_of_the_wrong_type() {
     let message = error_of(load("[model]\nn_layer = 2\nbias = \"yes\""));
     assert_eq!(message, "a.toml:3: model.bias: expected true or false, got the text \"yes\"");
-    assert_has(&error_of(load("[model]\nn_layer = 1.5")), &["a.toml:2", "whole number", "got 1.5"]);
+    assert_has(&error_of(load("[model]\nn_layer = 1.5")), &["a.toml:2", "an integer", "got 1.5"]);
     assert_has(&error_of(load("[train]\nlearning_rate = \"fast\"")), &["a number", "\"fast\""]);
-    assert_has(&error_of(load("[run]\nname = 5")), &["a text in quotes", "got 5"]);
+    assert_has(&error_of(load("[run]\nname = 5")), &["a quoted string", "got 5"]);
     assert_has(&error_of(load("[run]\nname = [1]")), &["got a list"]);
     assert_has(&error_of(load("[run]\nname.x = 1")), &["run.name", "got a table"]);
     assert_has(&error_of(load("[run]\nname = 2024-01-01")), &["got the date 2024-01-01"]);

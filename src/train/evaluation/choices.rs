@@ -62,7 +62,7 @@ pub fn evaluate_choices(
     for question in questions {
         if question.answer >= question.choices.len() {
             let (line, answer) = (question.line, question.answer);
-            return Err(Error::Invalid(format!("line {line}: there is no choice {answer}, counted from 0")));
+            return Err(Error::Invalid(format!("line {line}: answer {answer} is out of range (choices count from 0)")));
         }
         for choice in &question.choices {
             let row = row(tokenizer, &question.question, choice, context);

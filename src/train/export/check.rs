@@ -65,9 +65,9 @@ pub fn compare(
         let (y, y_row) = logits(&*after, &ids, device)?;
         for (i, target) in targets.into_iter().enumerate().filter(|(_, target)| *target != IGNORE_INDEX) {
             let (x, y) = (&x[i * x_row..][..x_row], &y[i * y_row..][..x_row]);
-            for (whose, logits) in [("the model", x), ("what was exported", y)] {
+            for (whose, logits) in [("the model", x), ("the exported model", y)] {
                 if let Some(wrong) = logits.iter().find(|logit| !logit.is_finite()) {
-                    return Err(Error::Invalid(format!("{whose} computes {wrong}: nothing was written")));
+                    return Err(Error::Invalid(format!("{whose} returns {wrong}; nothing was written")));
                 }
             }
             losses[0] += cross_entropy(x, target);
@@ -135,12 +135,12 @@ mod tests {
     fn a_difference_where_there_must_be_none_is_an_error() {
         assert!(compared(0.5, true).unwrap_err().to_string().contains("differs from the model by"));
         let error = compared(f32::NAN, false).unwrap_err().to_string();
-        assert!(error.contains("what was exported computes NaN"), "{error}");
+        assert!(error.contains("the exported model returns NaN"), "{error}");
         let config = small(11, 8, 2, 8);
         let (mut broken, good) = (build(&config, 1).unwrap(), build(&config, 1).unwrap());
         let (_, tensor) = broken.parameters().remove(0);
         tensor.write_bytes(bytemuck::cast_slice(&vec![f32::NAN; tensor.len()])).unwrap();
         let error = compare(broken, good, &tokens(), &Device::Cpu, false).unwrap_err().to_string();
-        assert!(error.contains("the model computes NaN"), "{error}");
+        assert!(error.contains("the model returns NaN"), "{error}");
     }
 }

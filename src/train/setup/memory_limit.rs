@@ -14,7 +14,7 @@ pub(in crate::train) fn memory_limit(variable: &str) -> Result<Option<u64>> {
     match text.parse::<u32>() {
         Ok(mib) if mib > 0 => Ok(Some(u64::from(mib) << 20)),
         _ => Err(Error::Invalid(format!(
-            "{variable}={text}: expected a whole number of MiB above 0, or nothing for all of the memory"
+            "{variable}={text}: expected an integer of MiB above 0, or nothing for all of the memory"
         ))),
     }
 }

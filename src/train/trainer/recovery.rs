@@ -104,8 +104,8 @@ impl Trainer<'_> {
     }
 
     /// The first op and layer whose output or gradient is not finite, found by computing the unconfirmed steps again.
-    /// Where the update was skipped, the weights are still those of that step, but for layers that layerwise updates had
-    /// reached before.
+    /// Where the update was skipped, the weights are still those of that step, but for layers that layerwise updates
+    /// had reached before.
     pub(super) fn diagnose(&self, step: usize) -> Result<String> {
         let c = &self.config;
         let accum = c.train.grad_accum_steps;

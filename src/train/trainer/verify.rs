@@ -43,7 +43,8 @@ pub fn verify_resume(
 ) -> Result<Verified> {
     if !(1..=usize::MAX / 2).contains(&steps) || devices.is_empty() {
         let devices = devices.len();
-        return Err(Error::Invalid(format!("halves of {steps} steps on {devices} device(s) are nothing to compare")));
+        let got = format!("got {steps} and {devices}");
+        return Err(Error::Invalid(format!("verify-resume needs at least one step and one device, {got}")));
     }
     let folder = Path::new(&resolved.config.run.dir).join(format!("verify-resume-{}", std::process::id()));
     let result = compare(resolved, steps, devices, data_dir, cache_dir, stop, &folder);

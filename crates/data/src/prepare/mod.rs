@@ -361,8 +361,7 @@ fn notes(corpus: &Corpus, tokenizer: &Tokenizer, forced: usize) -> Vec<String> {
     let mut notes = vec![];
     if corpus.has_documents() && tokenizer.end_of_text().is_none() {
         let name = tokenizer.name();
-        notes
-            .push(format!("the tokenizer {name} has no token for the end of a text: a line break separates documents"));
+        notes.push(format!("tokenizer {name} has no end-of-text token; documents are separated by line breaks"));
     }
     if tokenizer.name() == "bpe" && corpus.bytes() > BPE_SAMPLE_BYTES {
         let [sample, all] = [BPE_SAMPLE_BYTES, corpus.bytes()].map(units::bytes);

@@ -192,7 +192,7 @@ fn without_such_a_token_documents_end_in_a_line_break() {
     let mut texts = [&prepared.train, &prepared.validation].map(|t| prepared.tokenizer.decode(&all(t)).unwrap());
     texts.sort();
     assert!(texts.concat().matches('\n').count() == 3, "{texts:?}");
-    assert!(prepared.meta.notes[0].contains("no token for the end of a text"), "{:?}", prepared.meta.notes);
+    assert!(prepared.meta.notes[0].contains("has no end-of-text token"), "{:?}", prepared.meta.notes);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn nanogpts_token_files_need_their_tokenizer() {
         fs::write(&path, tokenizer.to_json().unwrap()).unwrap();
         path.display().to_string()
     };
-    assert!(error(&made("abc")).contains("holds the token 3 as 2 bytes a token"));
+    assert!(error(&made("abc")).contains("token id 3 (as 2-byte ids"));
     let (prepared, _) = prepare(dir.path(), &made("abcd"), None).unwrap();
     assert_eq!((prepared.train.len(), prepared.validation.len()), (150, 50));
     assert_eq!(prepared.meta.coverage.decodable_bytes, 50);

@@ -44,10 +44,10 @@ pub(super) fn read_vocab_and_merges(folder: &Path) -> Result<Value> {
     let model: ModelConfig = read_if_there(folder, "config.json")?.unwrap_or_default();
     let class = config.tokenizer_class.or(model.model_type).unwrap_or("gpt2".into());
     if !["gpt2", "GPT2Tokenizer", "GPT2TokenizerFast"].contains(&class.as_str()) {
-        return Err(untold(folder, &format!("are of {class}, whose rules they do not tell")));
+        return Err(untold(folder, &format!("do not define the pre-tokenizer of {class}")));
     }
     if config.add_prefix_space == Some(true) {
-        return Err(untold(folder, "are used with add_prefix_space, which they do not tell"));
+        return Err(untold(folder, "do not record add_prefix_space"));
     }
     let path = folder.join("vocab.json");
     let vocab: Map<String, Value> = serde_json::from_str(&read_text(&path)?).map_err(|cause| {
@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn rules_that_the_files_do_not_tell_are_refused() {
         for (name, text, told) in [
-            ("config.json", r#"{"model_type": "qwen2"}"#, "are of qwen2, whose rules"),
-            ("tokenizer_config.json", r#"{"tokenizer_class": "Qwen2Tokenizer"}"#, "are of Qwen2Tokenizer"),
+            ("config.json", r#"{"model_type": "qwen2"}"#, "do not define the pre-tokenizer of qwen2"),
+            ("tokenizer_config.json", r#"{"tokenizer_class": "Qwen2Tokenizer"}"#, "pre-tokenizer of Qwen2Tokenizer"),
             ("tokenizer_config.json", r#"{"add_prefix_space": true}"#, "add_prefix_space"),
             ("tokenizer_config.json", "{", "tokenizer_config.json: is damaged"),
             ("merges.txt", "a b c", "merges.txt: line 1: expected two tokens"),

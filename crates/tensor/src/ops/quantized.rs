@@ -275,7 +275,8 @@ mod tests {
         assert_eq!((first[0], first[64]), (expected, expected));
     }
 
-    /// `quantize_4bit` and `dequantize_4bit` of bitsandbytes 0.50.2 (CPU), with double quantization: every 1001st value.
+    /// `quantize_4bit` and `dequantize_4bit` of bitsandbytes 0.50.2 (CPU), with double quantization: every 1001st
+    /// value.
     #[test]
     fn nf4_is_that_of_bitsandbytes() {
         #[rustfmt::skip]

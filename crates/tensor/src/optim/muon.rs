@@ -7,8 +7,8 @@
 //! ```
 //! Of a weight that fuses several matrices each is made orthogonal by itself. Matrices of one shape make a batch (of
 //! layerwise updates, those of one segment), so that the launches of an update do not grow with the number of layers; a
-//! batch takes a bounded workspace. Where the norm of all gradients is not finite nothing changes, as in the other rules
-//! (`update.rs`).
+//! batch takes a bounded workspace. Where the norm of all gradients is not finite nothing changes, as in the other
+//! rules (`update.rs`).
 
 use super::int8::{self, BLOCK, RECORD_WORDS, record_len, table_of};
 use super::layout::{ALIGN, Entry};
@@ -86,10 +86,7 @@ struct Matrix {
 /// The matrices that the weight of a linear layer is made of.
 fn matrices(entry: &Entry) -> Result<Vec<Matrix>> {
     let (Some(LinearLayout { outputs_first, outputs }), &[_, ld]) = (&entry.linear, &entry.shape[..]) else {
-        return Err(Error::Invalid(format!(
-            "{} is no weight of a linear layer: Muon has no update for it",
-            entry.name
-        )));
+        return Err(Error::Invalid(format!("Muon updates only weights of linear layers, got {}", entry.name)));
     };
     let (outputs_first, inputs) = (*outputs_first, entry.shape.elements() / outputs.iter().sum::<usize>().max(1));
     let mut before = 0;

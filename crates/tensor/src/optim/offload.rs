@@ -65,8 +65,8 @@ impl ParameterArena {
 }
 
 impl Optimizer {
-    /// Updates a segment, or, if its moments are on the host, sends its gradients there and updates those segments whose
-    /// gradients have arrived.
+    /// Updates a segment, or, if its moments are on the host, sends its gradients there and updates those segments
+    /// whose gradients have arrived.
     pub(super) fn update_where_moments_are(
         &self,
         parameters: &ParameterArena,

@@ -7,8 +7,8 @@
 //! | `nf4` | 64 | absmax NF4\[q\] (Dettmers et al. 2023), absmax in 8 bits (double quantization) | 4.13 |
 //!
 //! Values of `q8_0` and `q4_0` are ggml's: quantized again they keep their bits (of `q4_0`, unless an importance matrix
-//! chose the scales). Of `nf4`, absmax of each block is `c * number + mean`: `mean` is that of all blocks, c the largest
-//! distance to it among 256 blocks, and `number` one of the 256 of dynamic quantization ([`Codebook`]); as in
+//! chose the scales). Of `nf4`, absmax of each block is `c * number + mean`: `mean` is that of all blocks, c the
+//! largest distance to it among 256 blocks, and `number` one of the 256 of dynamic quantization ([`Codebook`]); as in
 //! bitsandbytes.
 //!
 //! A tensor is a matrix (N, K) whose rows have whole blocks. It lies in words of u32, of which the lowest bits are the
