@@ -111,9 +111,11 @@ choice! {
     Recompute {
         /// None: all activations are saved for backward.
         None = "none",
+        /// Attention: only its queries, keys and values are saved.
+        Attention = "attention",
         /// By block: only the inputs of each block are saved.
         Block = "block",
-        /// As few blocks as the memory allows.
+        /// As little as the memory allows: nothing, attention, or some blocks.
         Auto = "auto",
     }
 }

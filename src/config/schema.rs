@@ -194,7 +194,7 @@ pub struct TrainConfig {
     /// Decay of the exponential moving average of the weights, which is evaluated and saved instead of them, in [0, 1).
     /// Default 0: none.
     pub ema_decay: f64,
-    /// `none`, `block` or `auto`. Default `none`.
+    /// `none`, `attention`, `block` or `auto`. Default `none`.
     pub recompute: Recompute,
     /// With `block`, how many blocks are recomputed, from the first one on. Default 0: all.
     pub recompute_blocks: usize,
@@ -277,7 +277,7 @@ impl TrainConfig {
     /// How many of so many blocks are recomputed; all where `auto` is not resolved.
     pub fn recomputed_blocks(&self, blocks: usize) -> usize {
         match (self.recompute, self.recompute_blocks) {
-            (Recompute::None, _) => 0,
+            (Recompute::None | Recompute::Attention, _) => 0,
             (Recompute::Block, some) if some > 0 => some.min(blocks),
             (Recompute::Block | Recompute::Auto, _) => blocks,
         }

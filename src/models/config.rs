@@ -222,6 +222,12 @@ impl ModelConfig {
         (self.train_flops_per_token() - head) / 3.0
     }
 
+    /// FLOPs per token that recomputing attention with its output projection adds.
+    pub fn recompute_attention_flops_per_token(&self) -> f64 {
+        let projection = 2 * self.n_layer * self.n_head * self.head_size() * self.n_embd;
+        self.recompute_flops_per_token() - (2 * self.block_matrices()) as f64 + projection as f64
+    }
+
     /// Candidates for the largest parameter, one per size that they grow with.
     pub fn largest_tensors(&self) -> Vec<LargeTensor> {
         self.kind.0.largest_tensors(self)

@@ -31,7 +31,7 @@ impl Documents {
 mod tests {
     use super::*;
     use crate::DType;
-    use crate::models::{LanguageModel, LlamaConfig, ModelConfig, build};
+    use crate::models::{LanguageModel, LlamaConfig, ModelConfig, Recomputed, build};
     use crate::nn::Dropout;
     use crate::ops::Criterion;
     use crate::optim::ParameterArena;
@@ -41,7 +41,7 @@ mod tests {
     fn model(
         kind: &str,
         window: Option<usize>,
-        recompute: bool,
+        recomputed: Recomputed,
         device: &Device,
     ) -> (Box<dyn LanguageModel>, ParameterArena) {
         let mut config = ModelConfig {
@@ -68,7 +68,7 @@ mod tests {
             });
         }
         let mut model = build(&config, 3).unwrap();
-        model.set_recompute(if recompute { usize::MAX } else { 0 });
+        model.set_recompute(recomputed);
         let parameters = ParameterArena::new(&mut *model, device, DType::F32).unwrap();
         (model, parameters)
     }
@@ -83,11 +83,20 @@ mod tests {
         let mut targets: Vec<u32> = (0..32).map(|i| (i * 7 + 2) % 19).collect();
         targets[29..].fill(u32::MAX);
         targets[8..11].fill(u32::MAX); // a prompt
-        let cases = [("gpt2", None, false), ("gpt2", None, true), ("llama", Some(3), true), ("qwen3", None, false)];
-        for (device, (kind, window, recompute)) in
+        let kept = Recomputed::default();
+        let (blocks, attention) = (Recomputed { blocks: usize::MAX, ..kept }, Recomputed { attention: true, ..kept });
+        let cases = [
+            ("gpt2", None, kept),
+            ("gpt2", None, blocks),
+            ("gpt2", None, attention),
+            ("llama", Some(3), blocks),
+            ("llama", Some(3), attention),
+            ("qwen3", None, kept),
+        ];
+        for (device, (kind, window, recomputed)) in
             Device::for_tests().into_iter().flat_map(|device| cases.map(|case| (device.clone(), case)))
         {
-            let (packed, of_packed) = model(kind, window, recompute, &device);
+            let (packed, of_packed) = model(kind, window, recomputed, &device);
             let tensor = |values: &[u32], shape: [usize; 2]| Tensor::from_u32(values, shape, &device).unwrap();
             let loss =
                 |model: &dyn LanguageModel, ids: &[u32], targets: &[u32], starts: Option<&[u32]>, rows: usize| {
@@ -100,7 +109,7 @@ mod tests {
                 };
             let whole = loss(&*packed, &ids, &targets, Some(&starts), 2);
             whole.backward().unwrap();
-            let (apart, of_apart) = model(kind, window, recompute, &device);
+            let (apart, of_apart) = model(kind, window, recomputed, &device);
             let (mut sum, all) = (0.0, 29 - 3);
             for (from, to) in documents {
                 let predicted = targets[from..to].iter().filter(|&&target| target != u32::MAX).count();

@@ -6,8 +6,10 @@
 //! In mixed precision (parameters with an f16 copy), operands and results of GEMMs are f16: normalized activations, and
 //! all activations of attention and feed-forward layers. The residual stream stays f32.
 
-use super::{Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, gguf, hf};
-use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
+use super::{Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, Recomputed, gguf, hf};
+use crate::nn::{
+    Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join, recomputed,
+};
 use crate::ops::Heads;
 use crate::ops::random::Key;
 use crate::{Error, Result, Tensor};
@@ -37,10 +39,11 @@ impl Gpt2 {
         let c = &config;
         c.check_sizes()?;
         if c.kind != ModelKind::GPT2 {
-            return Err(Error::Invalid(format!("invalid GPT-2 config: {config:?}")));
+            return Err(Error::Invalid(format!("invalid GPT-2 config: model.kind is {}", config.kind.as_str())));
         }
         if !c.n_embd.is_multiple_of(c.n_head) {
-            return Err(Error::Invalid(format!("n_embd {} is not divisible by n_head {}", c.n_embd, c.n_head)));
+            let message = format!("n_embd {} is not divisible by n_head {}", c.n_embd, c.n_head);
+            return Err(Error::Invalid(format!("invalid GPT-2 config: {message}")));
         }
         let mut keys = init_keys(seed);
         let wte = Embedding::new(c.vocab_size, c.n_embd, STD, keys())?;
@@ -83,8 +86,9 @@ impl LanguageModel for Gpt2 {
         stream.norm(&self.ln_f)
     }
 
-    fn set_recompute(&mut self, blocks: usize) {
-        self.recompute = blocks;
+    fn set_recompute(&mut self, what: Recomputed) {
+        self.recompute = what.blocks;
+        self.h.iter_mut().for_each(|block| block.attn.recompute = what.attention);
     }
 
     fn token_embeddings(&self) -> &Tensor {
@@ -117,6 +121,7 @@ impl Block {
                 c_attn: Linear::fused(c, &[c, c, c], bias, STD, keys())?,
                 c_proj: Linear::new(c, c, bias, residual_std, keys())?,
                 heads: Heads::multi_head(config.n_head),
+                recompute: false,
             },
             ln_2: LayerNorm::new(c, bias)?,
             mlp: Mlp {
@@ -151,11 +156,19 @@ pub struct CausalSelfAttention {
     c_attn: Linear,
     c_proj: Linear,
     heads: Heads,
+    /// Whether backward keeps only queries, keys and values.
+    recompute: bool,
 }
 
 impl CausalSelfAttention {
     /// Of packed queries, keys and values.
     fn forward(&self, qkv: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
+        if self.recompute && kv.is_none() {
+            let (starts, attention) = (starts.cloned(), CausalSelfAttention { recompute: false, ..self.clone() });
+            return recomputed(qkv, dropout, move |qkv, dropout| {
+                attention.forward(qkv, starts.as_ref(), dropout, None)
+            });
+        }
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
             Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?,

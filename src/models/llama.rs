@@ -6,8 +6,10 @@
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.
 
-use super::{Family, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, Past, gguf, hf};
-use crate::nn::{Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join};
+use super::{Family, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, Past, Recomputed, gguf, hf};
+use crate::nn::{
+    Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join, recomputed,
+};
 use crate::ops::Heads;
 use crate::ops::random::Key;
 use crate::{Error, Result, Tensor};
@@ -71,8 +73,9 @@ impl LanguageModel for Llama {
         stream.norm(&self.norm)
     }
 
-    fn set_recompute(&mut self, blocks: usize) {
-        self.recompute = blocks;
+    fn set_recompute(&mut self, what: Recomputed) {
+        self.recompute = what.blocks;
+        self.layers.iter_mut().for_each(|layer| layer.self_attn.recompute = what.attention);
     }
 
     fn token_embeddings(&self) -> &Tensor {
@@ -110,6 +113,7 @@ impl Block {
                 q_norm: head_norm()?,
                 k_norm: head_norm()?,
                 heads: Heads { n_head: config.n_head, n_kv_head, window: l.sliding_window },
+                recompute: false,
             },
             post_attention_layernorm: RmsNorm::new(c, norm_eps)?,
             mlp: Mlp {
@@ -145,6 +149,8 @@ pub struct Attention {
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     heads: Heads,
+    /// Whether backward keeps only queries, keys and values.
+    recompute: bool,
 }
 
 impl Attention {
@@ -157,6 +163,13 @@ impl Attention {
         dropout: &Dropout,
         kv: Option<KvView>,
     ) -> Result<Tensor> {
+        if self.recompute && kv.is_none() {
+            let (rotary, starts) = (rotary.clone(), starts.cloned());
+            let attention = Attention { recompute: false, ..self.clone() };
+            return recomputed(qkv, dropout, move |qkv, dropout| {
+                attention.forward(qkv, &rotary, starts.as_ref(), dropout, None)
+            });
+        }
         let norm = self.q_norm.as_ref().zip(self.k_norm.as_ref());
         let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
         let y = match kv {

@@ -161,7 +161,7 @@ fn is_meant(target: &str, module: &str) -> bool {
 mod tests {
     use super::*;
     use crate::models::hf::Encoded;
-    use crate::models::{AdapterWeights, Past, build, load, read_adapters, testing};
+    use crate::models::{AdapterWeights, Past, Recomputed, build, load, read_adapters, testing};
     use crate::nn::Dropout;
     use crate::ops::Criterion;
     use crate::optim::ParameterArena;
@@ -279,17 +279,19 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_computed_again_give_the_same_bits() {
+    fn what_is_recomputed_gives_the_same_bits() {
         for device in Device::for_tests() {
             for config in configs() {
-                let gradients = [0, usize::MAX].map(|blocks| {
+                let kinds = [(0, false), (usize::MAX, false), (0, true)];
+                let [kept, ref recomputed @ ..] = kinds.map(|(blocks, attention)| {
                     let mut model = adapted(&config, &lora(&targets(&config)[1]));
-                    model.set_recompute(blocks);
+                    model.set_recompute(Recomputed { blocks, attention });
                     let arena = ParameterArena::new(&mut *model, &device, DType::F32).unwrap();
                     loss(&*model, &device).backward().unwrap();
                     arena.gradients().unwrap().to_bytes().unwrap()
                 });
-                assert!(gradients[0] == gradients[1] && gradients[0].iter().any(|byte| *byte != 0), "{device}");
+                assert!(recomputed.iter().all(|bytes| *bytes == kept), "{device}");
+                assert!(kept.iter().any(|byte| *byte != 0), "{device}");
             }
         }
     }

@@ -46,6 +46,15 @@ pub const FAMILIES: &[&dyn Family] = &[
     &testing::MlpFamily,
 ];
 
+/// Which activations backward recomputes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Recomputed {
+    /// Blocks, from the first one on.
+    pub blocks: usize,
+    /// Rotary embedding, attention and output projection of the other blocks.
+    pub attention: bool,
+}
+
 /// A model that predicts the next token. Its family says how hidden states come about; all else follows from those. It
 /// has parameters alone: no buffers and no counts ([`Module::visit_buffers`]), which checkpoints do not hold.
 ///
@@ -62,9 +71,8 @@ pub trait LanguageModel: Module + Send + Sync {
     /// If the shapes do not fit, all tokens together do not fit the context, or the model cannot keep documents apart.
     fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor>;
 
-    /// Of how many blocks, from the first one on, backward computes the activations again instead of keeping them. The
-    /// results are the same to the bit; at first all are kept.
-    fn set_recompute(&mut self, blocks: usize);
+    /// Which activations backward recomputes instead of keeping them; at first none. Results are equal to the bit.
+    fn set_recompute(&mut self, what: Recomputed);
 
     /// The table of token embeddings, f32 or quantized (V, C), whose rows ids name.
     fn token_embeddings(&self) -> &Tensor;

@@ -6,7 +6,7 @@
 //!
 //! In mixed precision, only the head is computed in f16: the GEMMs of a step are too small to benefit.
 
-use super::{Family, LanguageModel, LargeTensor, ModelConfig, Past, gguf, hf};
+use super::{Family, LanguageModel, LargeTensor, ModelConfig, Past, Recomputed, gguf, hf};
 use crate::nn::{Dropout, Embedding, Gru, Lstm, Module, Parameter, RecurrentConfig, Rnn, init, init_keys, join};
 use crate::{Error, Result, Tensor};
 
@@ -82,7 +82,7 @@ impl LanguageModel for Recurrent {
     }
 
     /// Its layers keep few activations, and are computed once.
-    fn set_recompute(&mut self, _: usize) {}
+    fn set_recompute(&mut self, _: Recomputed) {}
 
     fn token_embeddings(&self) -> &Tensor {
         &self.encoder.weight.value

@@ -1,6 +1,6 @@
 //! Test helpers: small models, and a minimal family that is used in tests only.
 
-use super::{Family, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, Past, gguf, hf};
+use super::{Family, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, Past, Recomputed, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::{DType, Result, Shape, Tensor};
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ impl LanguageModel for MlpModel {
     }
 
     /// It has no blocks.
-    fn set_recompute(&mut self, _: usize) {}
+    fn set_recompute(&mut self, _: Recomputed) {}
 
     fn token_embeddings(&self) -> &Tensor {
         &self.embed.weight.value

@@ -212,8 +212,9 @@ fn as_few_blocks_are_recomputed_as_the_memory_allows() {
         let args = [&["plan", "tiny.toml", "--json"], &ON_CPU[..], &deep, &["--set", &recompute]].concat();
         sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)]).succeeds().json()
     };
-    let [none, block] = ["none", "block"].map(|recompute| plan("4000", recompute)["host_bytes"].as_u64().unwrap());
-    assert!(block < none, "{block} {none}");
+    let bytes = |recompute| plan("4000", recompute)["host_bytes"].as_u64().unwrap();
+    let [none, attention, block] = ["none", "attention", "block"].map(bytes);
+    assert!(block < attention && attention < none, "{block} {attention} {none}");
     assert_eq!(plan("4000", "auto")["recompute_flops_per_step"], 0.0);
     // Of what is there nine tenths are taken.
     let mib = ((none + block) * 10 / 18) >> 20;
@@ -227,7 +228,11 @@ fn as_few_blocks_are_recomputed_as_the_memory_allows() {
     assert!(told.contains(&format!("train.recompute = \"block\" of {blocks} of 6 blocks")), "{told}");
     assert!(!told.contains("passes"), "it fits: {told}");
     let plan = sandbox.run(&[&["plan", "tiny.toml"], &ON_CPU[..], &deep].concat()).succeeds();
-    plan.prints(&["savings    with train.recompute = \"block\"", "and  optimizer.state_dtype = \"int8\""]);
+    plan.prints(&[
+        "savings    with train.recompute = \"attention\"",
+        "train.recompute = \"block\"",
+        "and  optimizer.state_dtype = \"int8\"",
+    ]);
 }
 
 #[test]

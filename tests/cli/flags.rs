@@ -29,7 +29,7 @@ fn the_flag_of_a_key_in_another_tool_is_answered_with_the_key() {
     is_answered(&["train", "--weight-decay"], "--weight-decay: unknown flag, use --set optimizer.weight_decay=<VALUE>");
     is_answered(
         &["train", "--gradient-checkpointing"],
-        "--gradient-checkpointing: unknown flag, use --set train.recompute=<none|block|auto>",
+        "--gradient-checkpointing: unknown flag, use --set train.recompute=<none|attention|block|auto>",
     );
     is_answered(&["train", "--tensorboard"], "--tensorboard: unknown flag, use --set log.tensorboard=true");
     // A command without --set.

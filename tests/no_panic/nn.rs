@@ -303,6 +303,10 @@ fn others() -> Vec<Row> {
             let block = move |mut x: ResidualStream, _: &Dropout| x.norm(&wrong).map(|_| x);
             x.recomputed(&Dropout::off(), block).map(drop)
         }),
+        ("recomputed", Refused, |d| {
+            let x = zeros([2, 3], d)?.requires_grad()?;
+            rustyflow::nn::recomputed(&x, &Dropout::off(), |x, _| x.matmul(x)).map(drop)
+        }),
         ("join", Defined, |_| {
             assert_eq!(rustyflow::nn::join("", ""), "");
             Ok(())

@@ -18,7 +18,7 @@ pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device)
         let Ok(earlier) = Layers::new().file(&run.join(CONFIG)).and_then(Layers::build) else { return false };
         let of = |c: &Config| {
             let t = &c.train;
-            let recomputed = t.recomputed_blocks(c.model.n_layer);
+            let recomputed = (t.recompute, t.recomputed_blocks(c.model.n_layer));
             let kernels = (c.device.precision, c.device.matmul_f32, recomputed, c.optimizer.state_dtype, t.update);
             (c.model.clone(), c.lora.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, kernels)
         };

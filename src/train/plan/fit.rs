@@ -146,6 +146,11 @@ impl Run<'_> {
         let Config { train, optimizer, model, lora, .. } = self.config;
         let mut savings: Vec<Change> = Vec::new();
         if !self.shape.is_recurrent() && train.recomputed_blocks(self.shape.n_layer) < self.shape.n_layer {
+            if train.recompute == Recompute::None {
+                savings.push(("train.recompute = \"attention\"", |config| {
+                    config.train.recompute = Recompute::Attention;
+                }));
+            }
             savings.push(("train.recompute = \"block\"", |config| {
                 (config.train.recompute, config.train.recompute_blocks) = (Recompute::Block, 0);
             }));

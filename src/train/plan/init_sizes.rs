@@ -186,19 +186,25 @@ impl On<'_> {
         Ok(())
     }
 
-    /// Resolves `train.recompute = "auto"`: the fewest blocks with which the batch fits. The last one is kept, as
-    /// backward begins with it.
+    /// Resolves `train.recompute = "auto"`: nothing if the batch fits, else attention if it fits then, else the fewest
+    /// blocks. The last block is kept, as backward begins with it.
     fn settle_recompute(&self, resolved: &mut Resolved) -> Result<()> {
         if resolved.config.train.recompute != Recompute::Auto {
             return Ok(());
         }
         let (blocks, (all, of_one)) = (self.shape.n_layer, self.smallest_batch(&resolved.config));
         let rows = (resolved.config.train.batch_size * of_one).div_ceil(all);
-        let with = |recomputed: usize| {
+        let fits = |set: &dyn Fn(&mut Config)| {
             let mut config = resolved.config.clone();
-            set_recompute(&mut config, recomputed, blocks);
+            set(&mut config);
             self.fits(&config, rows)
         };
+        let attention = |config: &mut Config| config.train.recompute = Recompute::Attention;
+        let with = |recomputed: usize| fits(&|config| set_recompute(config, recomputed, blocks));
+        if self.is_known() && !with(0)? && fits(&attention)? {
+            resolved.settle(RECOMPUTE, "the batch fits the memory with it", attention);
+            return Ok(());
+        }
         let kept = if self.is_known() { largest(blocks, |kept| with(blocks - kept))?.max(1) } else { 1 };
         let recomputed = blocks - kept;
         let how = match recomputed {
@@ -266,6 +272,7 @@ fn note(
     if is_settled(RECOMPUTE) {
         parts.push(match (train.recompute, train.recompute_blocks) {
             (Recompute::None, _) => "train.recompute = \"none\"".into(),
+            (Recompute::Attention, _) => "train.recompute = \"attention\"".into(),
             (_, 0) => "train.recompute = \"block\"".into(),
             (_, some) => format!("train.recompute = \"block\" of {some} of {layers} blocks"),
         });

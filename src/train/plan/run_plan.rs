@@ -3,7 +3,7 @@
 use super::fit::{Memory, Need, Passes, Saving, check_one_device, savings, sizes};
 use super::footprint::{Footprint, largest_rank};
 use super::{Plan, earlier, init_sizes};
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Recompute, Resolved};
 use crate::data::{Corpus, Position, Prepared};
 use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
@@ -252,8 +252,13 @@ fn tokens_per_step(config: &Config) -> usize {
 /// FLOPs of the model, and those of `train.recompute`.
 fn flops_per_step(config: &Config, shape: &ModelConfig, ranks: usize) -> Result<[f64; 2]> {
     let in_rows = ModelConfig { block_size: config.model.block_size, ..shape.clone() };
-    let recomputed = config.train.recomputed_blocks(shape.n_layer) as f64 / shape.n_layer as f64;
-    let recompute = recomputed * in_rows.recompute_flops_per_token();
+    let recompute = match config.train.recompute {
+        Recompute::Attention => in_rows.recompute_attention_flops_per_token(),
+        _ => {
+            let share = config.train.recomputed_blocks(shape.n_layer) as f64 / shape.n_layer as f64;
+            share * in_rows.recompute_flops_per_token()
+        }
+    };
     let model = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token;
     Ok([model, recompute].map(|of_token| of_token * tokens_per_step(config) as f64))
 }

@@ -1,7 +1,7 @@
 //! Update rules of parameters from the configuration, and their memory.
 
-use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, StateDtype};
-use crate::models::{LanguageModel, ModelConfig, matmul_weights};
+use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompute, StateDtype};
+use crate::models::{LanguageModel, ModelConfig, Recomputed, matmul_weights};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, ArenaOptions, Division, Group, Kind, MomentDtype, Optimizer, ParameterArena, shards};
 use crate::train::setup::adapters::{self, lora};
@@ -40,7 +40,10 @@ pub(in crate::train) fn on_device(
     place: Place,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
     let blocks = model.config().n_layer;
-    model.set_recompute(config.train.recomputed_blocks(blocks));
+    model.set_recompute(Recomputed {
+        blocks: config.train.recomputed_blocks(blocks),
+        attention: config.train.recompute == Recompute::Attention,
+    });
     let numbers = numbers(config, &mut *model)?;
     let number_of = |name: &str, _: &Parameter| numbers[name];
     let group_of = |number| group(config, number);

@@ -21,7 +21,7 @@ pub use layer::{Activation, Flatten, Layer, Sequential};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
 pub use low_rank::{LowRank, Magnitudes};
 pub use recurrent::{Gru, Lstm, RecurrentConfig, RecurrentInput, Rnn};
-pub use residual::ResidualStream;
+pub use residual::{ResidualStream, recomputed};
 pub use rotary::{RopeScaling, Rotary};
 pub use state_dict::StateDict;
 

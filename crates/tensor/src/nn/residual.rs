@@ -97,17 +97,13 @@ impl ResidualStream {
         let ResidualStream { x, pending, operand } = self;
         let (branch, dropped) = pending.map(|Branch { value, dropout }| (value, dropout)).unzip();
         let inputs: Vec<&Tensor> = [&x].into_iter().chain(&branch).collect();
-        let before = dropout.clone();
-        let segment = move |inputs: &[Tensor]| {
-            // Each time from the same place: the same elements are dropped.
-            let dropout = before.clone();
+        let segment = move |inputs: &[Tensor], dropout: &Dropout| {
             let pending = inputs.get(1).zip(dropped).map(|(value, dropout)| Branch { value: value.clone(), dropout });
-            let after = block(ResidualStream { x: inputs[0].clone(), pending, operand }, &dropout)?;
+            let after = block(ResidualStream { x: inputs[0].clone(), pending, operand }, dropout)?;
             let (branch, dropped) = after.pending.map(|Branch { value, dropout }| (value, dropout)).unzip();
-            Ok(([after.x].into_iter().chain(branch).collect(), (dropped, dropout)))
+            Ok(([after.x].into_iter().chain(branch).collect(), dropped))
         };
-        let (mut outputs, (dropped, after)) = recompute(&inputs, segment)?;
-        dropout.go_on_from(&after);
+        let (mut outputs, dropped) = with_dropout(&inputs, dropout, segment)?;
         let pending = dropped.map(|dropout| Branch { value: outputs.remove(1), dropout });
         Ok(ResidualStream { x: outputs.remove(0), pending, operand })
     }
@@ -120,6 +116,35 @@ impl ResidualStream {
         self.x = self.x.add(&branch)?;
         Ok(())
     }
+}
+
+/// `layer(x)`, of which backward keeps only x and recomputes the rest.
+///
+/// # Errors
+/// Those of the layer.
+pub fn recomputed(
+    x: &Tensor,
+    dropout: &Dropout,
+    layer: impl Fn(&Tensor, &Dropout) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let segment = move |inputs: &[Tensor], dropout: &Dropout| Ok((vec![layer(&inputs[0], dropout)?], ()));
+    Ok(with_dropout(&[x], dropout, segment)?.0.remove(0))
+}
+
+/// [`recompute`] of a segment with dropout: each run drops the same elements.
+fn with_dropout<T>(
+    inputs: &[&Tensor],
+    dropout: &Dropout,
+    segment: impl Fn(&[Tensor], &Dropout) -> Result<(Vec<Tensor>, T)> + Send + Sync + 'static,
+) -> Result<(Vec<Tensor>, T)> {
+    let before = dropout.clone();
+    let (outputs, (told, after)) = recompute(inputs, move |inputs| {
+        let dropout = before.clone();
+        let (outputs, told) = segment(inputs, &dropout)?;
+        Ok((outputs, (told, dropout)))
+    })?;
+    dropout.go_on_from(&after);
+    Ok((outputs, told))
 }
 
 #[cfg(test)]
