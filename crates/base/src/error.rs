@@ -1,6 +1,7 @@
 //! The error type of the library: every variant has the operation, the expected and the actual value, and a remedy
 //! where the user has one.
 
+use crate::units;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 
@@ -48,9 +49,10 @@ pub enum Error {
 
     /// The device has no memory left.
     #[error(
-        "{adapter} is out of memory: cannot allocate {needed_bytes} bytes, {used_bytes} in use\n  use a smaller \
+        "{adapter} is out of memory: cannot allocate {}, {} in use\n  use a smaller \
          train.batch_size (with train.grad_accum_steps to make up for it) or model.block_size, \
          train.recompute = \"block\", or {}",
+        units::bytes(*needed_bytes as u64), units::bytes(*used_bytes as u64),
         if *is_cpu { "end other programs that hold memory" } else { "--device cpu" }
     )]
     OutOfMemory { adapter: String, needed_bytes: usize, used_bytes: usize, is_cpu: bool },

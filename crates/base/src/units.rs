@@ -93,6 +93,11 @@ pub fn decimal(x: f64) -> f64 {
     format!("{x:.12e}").parse().unwrap_or(x)
 }
 
+/// The shortest decimal that is this f32: 1e-5 instead of 9.999999747378752e-6.
+pub fn decimal_of_f32(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
+
 /// The shortest TOML float that parses to the same number: "0.1", "3e-4", "1e-8", "100.0"; with an exponent below
 /// 0.001.
 pub fn toml_float(x: f64) -> String {

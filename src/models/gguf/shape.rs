@@ -3,7 +3,7 @@
 use super::{GgufFile, Value};
 use crate::models::{LlamaConfig, ModelConfig};
 use crate::nn::{LayerNorm, RopeScaling};
-use crate::{Error, Result};
+use crate::{Error, Result, units};
 
 /// Supported keys of an architecture.
 const READ: [&str; 21] = [
@@ -106,7 +106,7 @@ fn read(file: &GgufFile) -> Read<ModelConfig> {
         qkv_bias: architecture == "qwen2",
         sliding_window: None,
         norm_eps: keys.number("attention.layer_norm_rms_epsilon")?.ok_or("has no layer_norm_rms_epsilon")?,
-        rope_theta: keys.number("rope.freq_base")?.map_or(10_000.0, decimal),
+        rope_theta: keys.number("rope.freq_base")?.map_or(10_000.0, units::decimal_of_f32),
         rope_scaling: None,
     });
     let scaling = keys.rope_scaling(&config)?;
@@ -114,11 +114,6 @@ fn read(file: &GgufFile) -> Read<ModelConfig> {
         llama.rope_scaling = scaling;
     }
     Ok(config)
-}
-
-/// The shortest number that is this f32.
-fn decimal(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or(f64::from(x))
 }
 
 impl Keys<'_> {
@@ -177,9 +172,11 @@ impl Keys<'_> {
         };
         let scaling = match (self.value("rope.scaling.type"), factor) {
             (Some(Value::Text(kind)), Some(factor)) if kind == "linear" => {
-                Some(RopeScaling::Linear { factor: decimal(factor) })
+                Some(RopeScaling::Linear { factor: units::decimal_of_f32(factor) })
             }
-            (None, Some(factor)) if factor != 1.0 => Some(RopeScaling::Linear { factor: decimal(factor) }),
+            (None, Some(factor)) if factor != 1.0 => {
+                Some(RopeScaling::Linear { factor: units::decimal_of_f32(factor) })
+            }
             (None, _) => None,
             (Some(Value::Text(kind)), _) if kind == "none" => None,
             (Some(Value::Text(kind)), None) if kind == "linear" => {

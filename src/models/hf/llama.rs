@@ -5,6 +5,7 @@ use super::rope::{read_rope, write_rope};
 use super::{Mapping, computes, from_json, size};
 use crate::Shape;
 use crate::models::{LlamaConfig, ModelConfig};
+use crate::units;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -124,7 +125,7 @@ impl Mapping for LlamaMapping {
             "hidden_size": config.n_embd,
             "intermediate_size": l.intermediate_size,
             "hidden_act": "silu",
-            "rms_norm_eps": f64::from(l.norm_eps),
+            "rms_norm_eps": units::decimal_of_f32(l.norm_eps),
             "attention_bias": false,
             "attention_dropout": 0.0,
             "tie_word_embeddings": config.tie_embeddings,

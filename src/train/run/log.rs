@@ -84,10 +84,10 @@ fn block(s: &Summary) -> String {
     let stopped = if s.interrupted { ", interrupted" } else { "" };
     let _ = writeln!(text, "steps             {} of {} ({:.2} epochs{stopped})", s.steps, s.total_steps, s.epochs);
     let _ = writeln!(text, "training time     {}", training_time(s));
-    let per_epoch = s.report.seconds_per_epoch.map_or("- (no whole epoch)".into(), |s| format!("{s:.2}"));
+    let per_epoch = s.report.seconds_per_epoch.map_or("- (no whole epoch)".into(), units::digits);
     let _ = writeln!(text, "seconds per epoch {per_epoch}");
     for (epoch, seconds) in s.epoch_seconds.iter().take(MOST_EPOCHS) {
-        let _ = writeln!(text, "  epoch {epoch:<10}{seconds:.2}");
+        let _ = writeln!(text, "  epoch {epoch:<10}{}", units::digits(*seconds));
     }
     if s.epoch_seconds.len() > MOST_EPOCHS {
         let _ = writeln!(text, "  and {} more", s.epoch_seconds.len() - MOST_EPOCHS);
@@ -96,10 +96,10 @@ fn block(s: &Summary) -> String {
     let share = 100.0 * s.report.host_share();
     let _ = writeln!(
         text,
-        "kernels, host     {:.2} s ({:.1}%), {:.2} s ({share:.1}%)",
-        s.report.kernel_seconds,
+        "kernels, host     {} ({:.1}%), {} ({share:.1}%)",
+        units::duration(s.report.kernel_seconds),
         100.0 - share,
-        s.report.host.total
+        units::duration(s.report.host.total)
     );
     let number = |loss: Option<f64>| loss.map_or("-".to_string(), units::loss);
     let validation = s.validation.as_ref().map(|v| v.loss);

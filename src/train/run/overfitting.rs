@@ -10,14 +10,19 @@ const GAP: f64 = 1.5;
 /// Smallest difference in nats, because a ratio of small losses is not significant.
 const LEAST_GAP: f64 = 0.2;
 
-/// Diagnosis and remedy, if the losses at the end of a run show overfitting.
+/// Diagnosis and remedy, if the losses at the end of a run show overfitting. What has seen less than an epoch cannot
+/// have memorized it.
 pub(in crate::train) fn overfitting(
+    epochs: f64,
     train_loss: Option<f64>,
     validation: Option<&Evaluation>,
     best: Option<Best>,
     step: usize,
 ) -> Option<String> {
     let (train, validation, best) = (train_loss?, validation?.loss, best?);
+    if epochs < 1.0 {
+        return None;
+    }
     let has_risen = best.step < step && validation > best.loss * (1.0 + RISE) && train < validation;
     let is_apart = validation > GAP * train && validation > train + LEAST_GAP;
     let losses = format!("training loss {train:.4}, validation loss {validation:.4}");
@@ -38,6 +43,10 @@ mod tests {
     use super::*;
 
     fn verdict(train: f64, validation: f64, best: (usize, f64)) -> Option<String> {
+        verdict_after(10.0, train, validation, best)
+    }
+
+    fn verdict_after(epochs: f64, train: f64, validation: f64, best: (usize, f64)) -> Option<String> {
         let evaluation = Evaluation {
             loss: validation,
             perplexity: validation.exp(),
@@ -48,7 +57,7 @@ mod tests {
             context: 16,
             stride: 16,
         };
-        overfitting(Some(train), Some(&evaluation), Some(Best { step: best.0, loss: best.1 }), 1500)
+        overfitting(epochs, Some(train), Some(&evaluation), Some(Best { step: best.0, loss: best.1 }), 1500)
     }
 
     #[test]
@@ -68,6 +77,7 @@ mod tests {
     #[test]
     fn a_run_that_still_learns_is_left_alone() {
         assert_eq!(verdict(0.366, 0.434, (1500, 0.434)), None, "a small gap");
+        assert_eq!(verdict_after(0.5, 0.49, 1.59, (400, 1.42)), None, "half an epoch");
         assert_eq!(verdict(3.20, 3.21, (1000, 3.20)), None, "noise");
         assert_eq!(verdict(1.60, 1.59, (1500, 1.59)), None, "dropout makes training harder");
         assert_eq!(verdict(0.02, 0.05, (1500, 0.05)), None, "both are as good as zero");

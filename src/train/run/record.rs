@@ -5,15 +5,20 @@ use super::folder::RunFolder;
 use crate::{Error, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::fs;
 
 const RECORD: &str = "run.json";
 
-/// Writes and returns the facts before the first step.
+/// The key of the seconds of training that other processes spent on the steps before.
+const BEFORE: &str = "training_seconds_before";
+
+/// Writes and returns the facts before the first step, which follows this many.
 ///
 /// # Errors
 /// If it cannot be written.
-pub(in crate::train) fn begin(folder: &RunFolder, start: &Start) -> Result<Value> {
-    let record = json!({
+pub(in crate::train) fn begin(folder: &RunFolder, start: &Start, steps: usize) -> Result<Value> {
+    let before = training_seconds(folder, steps);
+    let mut record = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "began": now(),
         "machine": {
@@ -22,8 +27,24 @@ pub(in crate::train) fn begin(folder: &RunFolder, start: &Start) -> Result<Value
         },
         "start": Event::Started(Box::new(start.clone())).json(),
     });
+    if let Some(seconds) = before {
+        record[BEFORE] = seconds.into();
+    }
     folder.write(RECORD, &pretty(&record))?;
     Ok(record)
+}
+
+/// The seconds of training in the record of the process before, if it ended after this many steps.
+fn training_seconds(folder: &RunFolder, steps: usize) -> Option<f64> {
+    let text = fs::read_to_string(folder.path().join(RECORD)).ok().filter(|_| steps > 0)?;
+    let record: Value = serde_json::from_str(&text).ok()?;
+    let end = &record["end"];
+    end["training_seconds_in_all"].as_f64().filter(|_| end["steps"].as_u64() == Some(steps as u64))
+}
+
+/// The seconds of training of the processes before this one, if their last one ended where this one began.
+pub(in crate::train) fn training_seconds_before(record: &Value) -> Option<f64> {
+    record[BEFORE].as_f64()
 }
 
 /// Adds the result of the run, without the profile, which has its own file.

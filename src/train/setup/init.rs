@@ -8,7 +8,7 @@ use crate::hub_cache::folder_of;
 use crate::models::{LanguageModel, ModelConfig, build, hf, read_adapters};
 use crate::nn;
 use crate::train::checkpoint::{find_checkpoint, run_config};
-use crate::{Error, Result};
+use crate::{Error, Result, units};
 use std::path::Path;
 
 /// The rows of a continuous text, in tokens: longer ones take memory, and few texts depend on more at once.
@@ -101,8 +101,7 @@ fn keys_of(shape: &ModelConfig, its: &config::ModelConfig) -> config::ModelConfi
     keys.intermediate_size = llama.intermediate_size;
     keys.qkv_bias = llama.qkv_bias;
     keys.sliding_window = llama.sliding_window.unwrap_or(0);
-    // The shortest number that is this f32: 1e-6, and not 9.999999974752427e-7.
-    keys.norm_eps = llama.norm_eps.to_string().parse().expect("it was written as a number");
+    keys.norm_eps = units::decimal_of_f32(llama.norm_eps);
     keys.rope_theta = llama.rope_theta;
     match llama.rope_scaling {
         None => {}

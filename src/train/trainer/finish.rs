@@ -80,7 +80,13 @@ impl Trainer<'_> {
         let device = &self.options.device;
         let validation = self.state.evaluated.as_ref().map(|e| e.result.clone());
         Summary {
-            overfitting: overfitting(self.state.train_loss, validation.as_ref(), self.state.best, self.state.step),
+            overfitting: overfitting(
+                epochs,
+                self.state.train_loss,
+                validation.as_ref(),
+                self.state.best,
+                self.state.step,
+            ),
             folder: self.folder.path().to_path_buf(),
             device: named(device, self.options.others, Device::describe),
             precision: describe_precision(self.config.device.precision, device, self.replica.model.config()),
@@ -108,8 +114,13 @@ impl Trainer<'_> {
 
     /// Training time over all processes of a resumed run, of which this one took so many seconds.
     fn seconds_in_all(&self, here: f64) -> Option<f64> {
-        let run = (self.began_at.0 > 0).then(|| RunRecord::read(self.folder.path()).ok()).flatten()?;
-        Some(run.metrics.training_seconds_until(self.began_at.0 as u64, run.tokens_per_step()) + here)
+        let step = (self.began_at.0 > 0).then_some(self.began_at.0 as u64)?;
+        // Of a process that was killed there are only the speeds that it logged.
+        let by_speeds = || {
+            let run = RunRecord::read(self.folder.path()).ok()?;
+            Some(run.metrics.training_seconds_until(step, run.tokens_per_step()))
+        };
+        Some(record::training_seconds_before(&self.record).or_else(by_speeds)? + here)
     }
 
     /// Notes what ended the run, and shows what led to it.

@@ -274,3 +274,21 @@ fn a_long_line_is_tokenized_in_parts() {
     assert_eq!(prepared.tokenizer.decode(&joined).unwrap(), line);
     assert_eq!(prepared.meta.notes, [""; 0]);
 }
+
+#[test]
+fn rows_of_other_formats_are_told() {
+    let dir = tempdir().unwrap();
+    let share_gpt = r#"{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}"#;
+    let alpaca = r#"{"instruction": "a", "output": "b"}"#;
+    fs::write(dir.path().join("a.jsonl"), [share_gpt, share_gpt, alpaca, alpaca, alpaca].join("\n")).unwrap();
+    let mut spec = spec(dir.path().to_str().unwrap(), "char", None);
+    spec.corpus.chat.template = "chatml";
+    let corpus = Corpus::open(&spec.corpus, &mut |_| {}).unwrap();
+    let notes = spec.prepare(&corpus, None, &mut |_| Ok(()), &mut |_| {}).unwrap().meta.notes;
+    for told in ["2 rows in ShareGPT's format", "3 rows in Alpaca's format"] {
+        assert!(
+            notes.iter().any(|note| note.starts_with(told) && note.ends_with("were read as messages")),
+            "{notes:?}"
+        );
+    }
+}

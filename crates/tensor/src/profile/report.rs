@@ -144,35 +144,34 @@ impl Report {
     pub fn summary(&self) -> String {
         /// Kernels named in the first line.
         const NAMED: usize = 4;
+        let seconds = |seconds: f64| format!("{} s", units::digits(seconds));
         let mut text = String::from("[Profiling report]\n");
         let mut named: Vec<String> =
-            self.kernels.iter().take(NAMED).map(|k| format!("{} {:.2} s", k.name, k.seconds)).collect();
+            self.kernels.iter().take(NAMED).map(|k| format!("{} {}", k.name, seconds(k.seconds))).collect();
         let rest: f64 = self.kernels.iter().skip(NAMED).map(|k| k.seconds).sum();
         if self.kernels.len() > NAMED {
-            named.push(format!("other {rest:.2} s"));
+            named.push(format!("other {}", seconds(rest)));
         }
         let percent = |seconds: f64| 100.0 * seconds / self.training_seconds.max(1e-9);
         let HostTime { data, compile, encode, wait, other, total, hidden } = self.host;
+        let host_share = percent(total);
+        let [data, compile, encode, wait, other, total] = [data, compile, encode, wait, other, total].map(seconds);
         let _ = writeln!(
             text,
-            "  - {} kernels: {}  total {:.2} s ({:.1}% of training time)",
+            "  - {} kernels: {}  total {} ({:.1}% of training time)",
             self.device,
             named.join(", "),
-            self.kernel_seconds,
+            seconds(self.kernel_seconds),
             percent(self.kernel_seconds)
         );
         let gpu_spans = if self.device == "GPU" {
-            format!("compile {compile:.2} s, encode {encode:.2} s, wait {wait:.2} s, ")
+            format!("compile {compile}, encode {encode}, wait {wait}, ")
         } else {
             String::new()
         };
-        let _ = writeln!(
-            text,
-            "  - Host: data {data:.2} s, {gpu_spans}other {other:.2} s  total {total:.2} s ({:.1}%)",
-            percent(total)
-        );
+        let _ = writeln!(text, "  - Host: data {data}, {gpu_spans}other {other}  total {total} ({host_share:.1}%)");
         if hidden >= 0.005 {
-            let _ = writeln!(text, "    (another {hidden:.2} s of host work ran while the GPU computed)");
+            let _ = writeln!(text, "    (another {} of host work ran while the GPU computed)", seconds(hidden));
         }
         if self.estimated {
             let _ = writeln!(text, "    (this GPU has no timestamps: its time is what the host waited for it)");
@@ -185,7 +184,7 @@ impl Report {
             let _ = writeln!(text, "  - Start: {start_up}");
         }
         let _ = match self.seconds_per_epoch {
-            Some(seconds) => writeln!(text, "[AVG_EPOCH_TIME] {seconds:.2} s"),
+            Some(of_epoch) => writeln!(text, "[AVG_EPOCH_TIME] {}", seconds(of_epoch)),
             None => writeln!(
                 text,
                 "[AVG_EPOCH_TIME] - (no whole epoch: {} in {})",
@@ -329,8 +328,8 @@ mod tests {
         let text = Report::new(&profile(), true, 11.0, 2.0, MemoryStats::default()).text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "[Profiling report]");
-        assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
-        assert!(lines[2].starts_with("  - Host: data 0.17 s, compile 0.00 s, encode 0.67 s"), "{text}");
+        assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.0 s (90.9% of training time)");
+        assert!(lines[2].starts_with("  - Host: data 0.167 s, compile 0 s, encode 0.667 s"), "{text}");
         assert!(text.contains("[AVG_EPOCH_TIME] 5.50 s"), "{text}");
     }
 

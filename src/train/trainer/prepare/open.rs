@@ -73,7 +73,7 @@ fn open_run(checked: &Checked, resumed: Option<Resumed>, process: &mut Process) 
 fn announce(checked: &Checked, run: &Run, process: &mut Process) -> Result<Value> {
     let start = start(checked, run, process);
     checked.notes.iter().for_each(|note| process.note(note.clone()));
-    let record = record::begin(&run.folder, &start)?;
+    let record = record::begin(&run.folder, &start, checked.state.step)?;
     (process.options.on_event)(&Event::Started(Box::new(start)));
     Ok(record)
 }
