@@ -2,9 +2,9 @@
 //!
 //!     cargo run --release --example op_fuzz -- cpu < cases.jsonl > results.jsonl
 //!
-//! A line of standard input is a case: the op by its name in `crates/tensor/tests/goldens/ops.json`, its attributes, its
-//! inputs as shape and values, and the gradient of its output. A line of standard output has the shape and the values of
-//! the output, and the gradient of each float input, or an error.
+//! A line of standard input is a case: the op by its name in `crates/tensor/tests/goldens/ops.json`, its attributes,
+//! its inputs as shape and values, and the gradient of its output. A line of standard output has the shape and the
+//! values of the output, and the gradient of each float input, or an error.
 
 #[path = "../crates/tensor/tests/common/golden_ops.rs"]
 mod golden_ops;

@@ -126,7 +126,7 @@ keys! {
     "optimizer.ns_steps": Count, within(1.0, 99.0), "Newton-Schulz iterations of `muon`.";
     "optimizer.adjust_lr": Choice(AdjustLr::CHOICES), ANY, "Scaling of `muon`, see below.";
     "optimizer.muon_learning_rate": Real, at_least(0.0), "Learning rate of `muon`; 0: `train.learning_rate`.";
-    "optimizer.state_dtype": Choice(StateDtype::CHOICES), ANY, "Storage of the moments; `int8`: a quarter of the memory.";
+    "optimizer.state_dtype": Choice(StateDtype::CHOICES), ANY, "Type of the moments; `int8`: a quarter of the memory.";
     "optimizer.group": Groups, ANY, "Parameter groups, see below.";
     "checkpoint.every": Count, ANY, "Steps between checkpoints; 0: at the end and, with `keep_best`, at a best loss.";
     "checkpoint.keep_last": Count, at_least(1.0), "Number of newest checkpoints to keep.";

@@ -161,14 +161,17 @@ pub struct CausalSelfAttention {
 }
 
 impl CausalSelfAttention {
-    /// Of packed queries, keys and values.
+    /// [`CausalSelfAttention::attend`], recomputed in backward if that is set.
     fn forward(&self, qkv: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
-        if self.recompute && kv.is_none() {
-            let (starts, attention) = (starts.cloned(), CausalSelfAttention { recompute: false, ..self.clone() });
-            return recomputed(qkv, dropout, move |qkv, dropout| {
-                attention.forward(qkv, starts.as_ref(), dropout, None)
-            });
+        if !self.recompute || kv.is_some() {
+            return self.attend(qkv, starts, dropout, kv);
         }
+        let (attention, starts) = (self.clone(), starts.cloned());
+        recomputed(qkv, dropout, move |qkv, dropout| attention.attend(qkv, starts.as_ref(), dropout, None))
+    }
+
+    /// Of packed queries, keys and values.
+    fn attend(&self, qkv: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
             Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?,

@@ -154,7 +154,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Of packed queries, keys and values.
+    /// [`Attention::attend`], recomputed in backward if that is set.
     fn forward(
         &self,
         qkv: &Tensor,
@@ -163,13 +163,22 @@ impl Attention {
         dropout: &Dropout,
         kv: Option<KvView>,
     ) -> Result<Tensor> {
-        if self.recompute && kv.is_none() {
-            let (rotary, starts) = (rotary.clone(), starts.cloned());
-            let attention = Attention { recompute: false, ..self.clone() };
-            return recomputed(qkv, dropout, move |qkv, dropout| {
-                attention.forward(qkv, &rotary, starts.as_ref(), dropout, None)
-            });
+        if !self.recompute || kv.is_some() {
+            return self.attend(qkv, rotary, starts, dropout, kv);
         }
+        let (attention, rotary, starts) = (self.clone(), rotary.clone(), starts.cloned());
+        recomputed(qkv, dropout, move |qkv, dropout| attention.attend(qkv, &rotary, starts.as_ref(), dropout, None))
+    }
+
+    /// Of packed queries, keys and values.
+    fn attend(
+        &self,
+        qkv: &Tensor,
+        rotary: &Tensor,
+        starts: Option<&Tensor>,
+        dropout: &Dropout,
+        kv: Option<KvView>,
+    ) -> Result<Tensor> {
         let norm = self.q_norm.as_ref().zip(self.k_norm.as_ref());
         let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
         let y = match kv {

@@ -178,6 +178,7 @@ mod tests {
         assert_eq!(shown.map(number), expected);
         assert_eq!([f64::NAN, f64::INFINITY].map(number), ["NaN", "inf"]);
         assert_eq!(decimal(2.9999999999999997e-5), 3e-5);
+        assert_eq!([1e-5_f32, 1e-6, 0.25, 1e6].map(decimal_of_f32), [1e-5, 1e-6, 0.25, 1e6]);
     }
 
     #[test]

@@ -23,8 +23,8 @@ pub struct ModelConfig {
     /// Channels of the residual stream, or of a recurrent layer's state. Default 128.
     pub n_embd: usize,
     /// Tokens per training row; for a recurrent model, the length of truncated backpropagation through time, while its
-    /// state is carried from batch to batch. Default 128; with `init`, the 99th percentile of document lengths (1024 for
-    /// a stream), at most the model's context.
+    /// state is carried from batch to batch. Default 128; with `init`, the 99th percentile of document lengths (1024
+    /// for a stream), at most the model's context.
     pub block_size: usize,
     /// Context length of the model, in tokens, at least `block_size`. Default 0: `block_size`; with `init`, that of the
     /// model.

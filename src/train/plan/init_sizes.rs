@@ -201,11 +201,16 @@ impl On<'_> {
         };
         let attention = |config: &mut Config| config.train.recompute = Recompute::Attention;
         let with = |recomputed: usize| fits(&|config| set_recompute(config, recomputed, blocks));
-        if self.is_known() && !with(0)? && fits(&attention)? {
+        let fits_without = self.is_known() && with(0)?;
+        if self.is_known() && !fits_without && fits(&attention)? {
             resolved.settle(RECOMPUTE, "the batch fits the memory with it", attention);
             return Ok(());
         }
-        let kept = if self.is_known() { largest(blocks, |kept| with(blocks - kept))?.max(1) } else { 1 };
+        let kept = match self.is_known() {
+            _ if fits_without => blocks,
+            true => largest(blocks - 1, |kept| with(blocks - kept))?.max(1),
+            false => 1,
+        };
         let recomputed = blocks - kept;
         let how = match recomputed {
             _ if !self.is_known() => "the device does not say how much memory it has",

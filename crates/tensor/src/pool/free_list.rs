@@ -21,7 +21,7 @@ impl<T> Default for FreeList<T> {
 
 impl<T> FreeList<T> {
     /// Of all free blocks.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "gpu"))]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
