@@ -6,7 +6,7 @@
 #     bash scripts/test.sh --full    # all tests, every build, and what other GPUs need; continuous integration runs it
 #
 # Needs Rust with rustfmt and clippy, and a Vulkan driver. On Debian and Ubuntu, as root, it installs Mesa's software
-# driver where there is no Vulkan at all, and Open MPI.
+# driver where there is no Vulkan at all, and for --full Open MPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -86,7 +86,8 @@ need cargo "install Rust from https://rustup.rs" cargo --version
 need rustfmt "rustup component add rustfmt" cargo fmt --version
 need clippy "rustup component add clippy" cargo clippy --version
 provide_vulkan
-source scripts/provide_mpi.sh
+packages=(--workspace)
+! "$full" || source scripts/provide_mpi.sh
 
 # Tests skip what needs a GPU where there is none; here a GPU is there, so that would hide a failure.
 export RUSTYFLOW_REQUIRE_GPU=1

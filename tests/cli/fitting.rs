@@ -178,6 +178,12 @@ fn another_tokenizer_is_refused_unless_it_is_asked_for() {
     fine_tune(&sandbox, &["--tokenizer", "char"]).fails_with(&told);
     let refused = ["plan", "--init", TINY_RUN, "--corpus", "chat.jsonl", "--device", "cpu"];
     sandbox.run(&[&refused[..], &bpe].concat()).fails_with(&["data.tokenizer", "--new-tokenizer"]);
+    // Of a chat model, whose template goes with its tokenizer.
+    let row = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    sandbox.write("messages.jsonl", row);
+    sandbox.write(format!("{TINY_RUN}/checkpoints/step-000001/chat_template.jinja"), "{{ messages[0].content }}");
+    let chat = ["train", "--init", TINY_RUN, "--corpus", "messages.jsonl", "--device", "cpu"];
+    sandbox.run(&[&chat[..], &bpe].concat()).fails_with(&["needs a chat template", "leave data.tokenizer out"]);
     // The same under another path.
     let own = sandbox.read(format!("{TINY_RUN}/checkpoints/step-000001/tokenizer.json"));
     sandbox.write("elsewhere/tokenizer.json", own);

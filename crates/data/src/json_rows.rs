@@ -219,10 +219,12 @@ fn kind_of(value: &Value) -> String {
     }
 }
 
+/// What is missing for a conversation without a chat template.
+pub const NO_TEMPLATE: &str = "a conversation needs a chat template, and the tokenizer's folder has none: set \
+                               data.chat_template to \"chatml\" or to the path of a template";
+
 fn no_template() -> String {
-    "a conversation needs a chat template, and the tokenizer's folder has none: set data.chat_template to \"chatml\" \
-     or to the path of a template"
-        .to_string()
+    NO_TEMPLATE.to_string()
 }
 
 /// The message of an error that concerns no file: the place is told by whoever reads it.

@@ -56,6 +56,7 @@ pub use eval_windows::{EvalWindows, eval_windows};
 pub use folder::is_text;
 #[cfg(feature = "download")]
 pub use hub::{Fetched, Hub, Selection};
+pub use json_rows::NO_TEMPLATE;
 pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split, holds_prepared};
 pub use rows::Row;

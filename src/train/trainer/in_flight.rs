@@ -5,7 +5,7 @@
 use crate::fit::{Numbers, PendingNumbers};
 use crate::models::{Cache, Weights};
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
-use crate::tensor::{Bytes, Readback};
+use crate::tensor::{Bytes, Preparing, Readback};
 use crate::train::checkpoint::{Snapshot, TrainerState};
 use crate::train::run::events::Step;
 use crate::train::step::carried;
@@ -103,6 +103,22 @@ pub(in crate::train) enum Contents {
     Adapters,
 }
 
+impl Contents {
+    fn values(&self, replica: &Replica) -> Result<Vec<Tensor>> {
+        match self {
+            Contents::Model => Ok(replica.parameters.stored().cloned().collect()),
+            Contents::Adapters => Ok(vec![replica.parameters.trained()?]),
+        }
+    }
+
+    /// Makes the memory in which a snapshot reads, so that training does not wait for it at the first one.
+    pub(in crate::train) fn prepare(&self, replica: &Replica) -> Result<Option<Preparing>> {
+        let (values, moments) = (self.values(replica)?, replica.saved_moments());
+        let of_moments = moments.iter().flatten().map(|(_, tensor)| *tensor);
+        Ok(Tensor::prepare_reads(values.iter().chain(of_moments).chain(replica.optimizer.averages())))
+    }
+}
+
 /// A snapshot with pending reads of weights and moments.
 pub(in crate::train) struct PendingSnapshot {
     /// Without the values that follow from the numbers of steps in flight.
@@ -132,14 +148,8 @@ impl PendingSnapshot {
         contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let Replica { parameters, optimizer, carried, .. } = replica;
-        let moments = replica.saved_moments();
-        let values: Vec<Tensor> = match contents {
-            Contents::Model => parameters.stored().cloned().collect(),
-            Contents::Adapters => vec![parameters.trained()?],
-        };
-        let of_moments = moments.iter().flatten().map(|(_, tensor)| *tensor);
-        Tensor::keep_reads(values.iter().chain(of_moments).chain(optimizer.averages()));
+        let Replica { optimizer, carried, .. } = replica;
+        let (values, moments) = (contents.values(replica)?, replica.saved_moments());
         let read = |(moment, tensor)| Ok((moment, read_back(tensor)?));
         let moments = moments.map(|all| all.into_iter().map(read).collect::<Result<_>>()).transpose()?;
         let values = values.iter().map(read_back).collect::<Result<_>>()?;

@@ -19,7 +19,7 @@ use crate::data::{Coverage, Position, TextConventions, Tokens};
 use crate::models::{AdapterWeights, ModelWeights, Weights, hf};
 use crate::optim::LearningRate;
 use crate::profile::{Phase, StartUp, WallClock};
-use crate::tensor::Bytes;
+use crate::tensor::{Bytes, Preparing};
 use crate::train::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
 use crate::train::evaluation::evaluate::{Windows, evaluate};
 use crate::train::plan::precompile::Precompile;
@@ -76,6 +76,8 @@ pub(super) struct Trainer<'a> {
     out_of_patience: bool,
     /// What is on its way from the device, in its order.
     in_flight: VecDeque<InFlight>,
+    /// The memory that checkpoints are read into.
+    preparing: Option<Preparing>,
     /// What compiles ahead of the first step, until that is done.
     precompile: Option<Precompile>,
     start_up: Option<StartUp>,
@@ -118,6 +120,7 @@ impl Trainer<'_> {
             self.timed(Phase::Training, Trainer::train_step)?;
             if let Some(precompile) = self.precompile.take() {
                 self.timed(Phase::Training, |trainer| trainer.end_start_up(precompile))?;
+                self.preparing = self.contents().prepare(&self.replica)?;
             }
             if self.epoch() > epoch {
                 self.end_epoch(self.epoch())?;
@@ -338,6 +341,11 @@ impl Trainer<'_> {
         self.timed(Phase::Checkpoints, |trainer| trainer.request_checkpoint(best))
     }
 
+    /// What checkpoints have of the model.
+    fn contents(&self) -> Contents {
+        if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model }
+    }
+
     fn request_checkpoint(&mut self, best: bool) -> Result<()> {
         let now = self.state.comparable();
         if self.saved.as_ref() == Some(&now) {
@@ -348,8 +356,9 @@ impl Trainer<'_> {
         }
         self.leader.align(&self.replica)?;
         let further = self.leader.further(&self.replica)?;
-        let contents = if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model };
-        let pending = PendingSnapshot::new(self.state.clone(), &self.replica, further, contents, best)?;
+        // It would be made twice.
+        self.preparing = None;
+        let pending = PendingSnapshot::new(self.state.clone(), &self.replica, further, self.contents(), best)?;
         self.in_flight.push_back(InFlight::Snapshot(Box::new(pending)));
         self.saved = Some(now);
         self.take_arrived(false).map(drop)

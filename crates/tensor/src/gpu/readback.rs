@@ -39,7 +39,7 @@ impl Buffers {
         MOST_FREE_BYTES.max(self.expected.load(Ordering::Relaxed))
     }
 
-    fn keep(&self, buffer: wgpu::Buffer) {
+    pub(super) fn keep(&self, buffer: wgpu::Buffer) {
         let mut list = self.lock();
         list.insert(buffer.size() as usize, buffer);
         let removed = list.shrink(self.most());
@@ -335,9 +335,14 @@ mod tests {
         let device = Device::Gpu(gpu.clone());
         let whole = Tensor::zeros([5000], DType::F32, &device).unwrap();
         let parts = Tensor::zeros_in_segments(&[1024], 4096, DType::F16, &device, MemoryKind::Other).unwrap();
-        Tensor::keep_reads([&whole, &parts]);
-        let classes = [20_000, 2048, 6144].map(|bytes| StagingPool::size(&gpu.0.device, bytes));
-        assert_eq!(gpu.0.staging_pool.0.expected.load(Ordering::Relaxed), classes.iter().sum::<usize>());
+        let reads = || [whole.read_later().unwrap(), parts.read_later().unwrap()].map(|read| read.wait().unwrap());
+        gpu.trim().unwrap();
+        drop(Tensor::prepare_reads([&whole, &parts]));
+        let sum = [20_000, 2048, 6144].map(|bytes| StagingPool::size(&gpu.0.device, bytes)).iter().sum::<usize>();
+        assert_eq!(gpu.0.staging_pool.0.expected.load(Ordering::Relaxed), sum);
+        assert_eq!(kept(&gpu)[0], sum, "made before they are read");
+        drop(reads());
+        assert_eq!(kept(&gpu)[0], sum, "and used by the reads");
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(crate) fn keep_downloads(&self, _sizes: &[usize]) {
+    pub(crate) fn prepare_downloads(&self, _sizes: Vec<usize>) -> Option<std::thread::JoinHandle<()>> {
         match self.0 {}
     }
 

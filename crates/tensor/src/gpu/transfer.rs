@@ -10,6 +10,7 @@ use crate::cpu::with_scratch;
 use crate::profile::Span;
 use crate::{Error, Result};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// Uploads of at least this size are submitted at once: until then they are in host memory twice.
@@ -111,10 +112,22 @@ impl Gpu {
         Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
     }
 
-    /// Keeps host memory for reads of these sizes between them, however much it is: allocating gigabytes takes seconds.
-    pub(crate) fn keep_downloads(&self, sizes: &[usize]) {
+    /// Makes host memory for reads of these sizes, on a thread of its own, and keeps it between them, however much it
+    /// is: allocating gigabytes takes seconds.
+    pub(crate) fn prepare_downloads(&self, sizes: Vec<usize>) -> Option<JoinHandle<()>> {
         let classes = sizes.iter().map(|size| StagingPool::size(&self.0.device, *size));
         self.0.staging_pool.expect(classes.sum());
+        let gpu = self.clone();
+        thread::Builder::new().name("staging".into()).spawn(move || gpu.make_downloads(&sizes)).ok()
+    }
+
+    fn make_downloads(&self, sizes: &[usize]) {
+        let pool = &self.0.staging_pool;
+        let make = |size| self.made(size, || Staging::new(&self.0.device, size, pool));
+        // All are made before one is free, so that none is taken twice. What there is no memory for is made when it is
+        // read, which says so.
+        let made: Vec<Staging> = sizes.iter().map_while(|size| make(*size).ok()).collect();
+        made.into_iter().for_each(|staging| pool.0.keep(staging.buffer));
     }
 
     /// Memory that a kernel writes and [`Gpu::download_by_copy_queue`] reads. `None` if the device has no transfer

@@ -38,7 +38,7 @@ pub(crate) use gradient_bucket::GradientBucket;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
 pub(crate) use quantized::{Parts, STEP, decode, decode_step};
-pub use readback::{Bytes, Readback};
+pub use readback::{Bytes, Preparing, Readback};
 pub(crate) use recompute::recompute;
 pub(crate) use segments::parts_between;
 pub use shape::{DType, Shape, Spec};

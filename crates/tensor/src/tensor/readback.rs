@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::gpu::{MappedBytes, PendingReadback};
 use std::ops::Deref;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// The elements of a tensor as they were when it was made, which may still be on their way from a GPU.
@@ -10,6 +11,16 @@ pub struct Readback {
     state: State,
     /// Once they have arrived.
     arrived_at: Option<Instant>,
+}
+
+/// Host memory that is being made for reads. Dropping it waits for that.
+pub struct Preparing(pub(super) Option<JoinHandle<()>>);
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        // What could not be made is made when it is read.
+        let _ = self.0.take().map(JoinHandle::join);
+    }
 }
 
 enum State {

@@ -3,7 +3,9 @@
 use super::accumulate::{AddInto, Sum};
 use super::quantized::decode_all;
 use super::source::not_in_memory;
-use super::{DType, Device, Edge, Grads, Op, Readback, Saved, Saves, Spec, Storage, Tensor, record, run_into, upcast};
+use super::{
+    DType, Device, Edge, Grads, Op, Preparing, Readback, Saved, Saves, Spec, Storage, Tensor, record, run_into, upcast,
+};
 use crate::cpu::CpuSlice;
 use crate::profile::MemoryKind;
 use crate::{Error, Result};
@@ -166,9 +168,10 @@ impl Tensor {
         })
     }
 
-    /// Keeps the host memory in which [`Tensor::read_later`] reads all of these tensors for the next time.
+    /// Makes the host memory in which [`Tensor::read_later`] reads all of these tensors, beside other work, and keeps it
+    /// between reads. `None` if none of them is on a GPU.
     #[doc(hidden)]
-    pub fn keep_reads<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
+    pub fn prepare_reads<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Option<Preparing> {
         let (mut gpu, mut sizes) = (None, Vec::new());
         for tensor in tensors {
             let parts = match tensor.storage() {
@@ -182,7 +185,7 @@ impl Tensor {
                 }
             }
         }
-        gpu.into_iter().for_each(|gpu| gpu.keep_downloads(&sizes));
+        gpu.map(|gpu| Preparing(gpu.prepare_downloads(sizes)))
     }
 
     /// The values in elements of this type, on the device and on their way to the host: beside the kernels that follow,

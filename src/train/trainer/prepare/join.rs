@@ -63,6 +63,7 @@ pub(super) fn join<'a>(checked: Checked, opened: Opened, mut process: Process<'a
         unconfirmed: VecDeque::new(),
         training_log,
         out_of_patience: false,
+        preparing: None,
         precompile: Some(precompile),
         start_up: None,
         writer: Writer::default(),

@@ -2,7 +2,7 @@
 
 use super::{Process, devices};
 use crate::config::{Config, Resolved};
-use crate::data::{ChatSpec, ChatTemplate, Corpus, DeclaredIds, Packing, Prepared, Progress, Tokenizer};
+use crate::data::{ChatSpec, ChatTemplate, Corpus, DeclaredIds, NO_TEMPLATE, Packing, Prepared, Progress, Tokenizer};
 use crate::models::hf;
 use crate::profile::Phase;
 use crate::shell_words::quoted;
@@ -113,7 +113,8 @@ impl Data {
                 (options.on_event)(&Event::Preparing(progress));
             }
         };
-        let corpus = Corpus::open(&spec.corpus, &mut |done| show(Progress { task: "reading", done, total: None }))?;
+        let opened = Corpus::open(&spec.corpus, &mut |done| show(Progress { task: "reading", done, total: None }));
+        let corpus = opened.map_err(|error| with_template_of_init(error, resolved))?;
         let tokenizer = match checkpoint {
             Some(checkpoint) if checkpoint.state.data.text_sha256 != corpus.sha256 => {
                 return Err(changed("data.corpus", "the text is", checkpoint));
@@ -137,6 +138,24 @@ impl Data {
             None => declared_ids(&resolved.config)?,
         };
         Ok(Data { corpus, prepared, chat_template: ChatTemplate::find(&spec.corpus.chat)?, ids, hash })
+    }
+}
+
+/// The error of a text without a chat template, if the model that the run begins with has one: another tokenizer
+/// replaces both.
+fn with_template_of_init(error: Error, resolved: &Resolved) -> Error {
+    let init = &resolved.config.model.init;
+    let folder = hf::tokenizer_folder(Path::new(init)).ok().filter(|_| !init.is_empty());
+    let its = folder.and_then(|folder| ChatTemplate::find(&ChatSpec { template: "", folder: Some(&folder) }).ok()?);
+    match error {
+        Error::Corpus { path, message } if its.is_some() && message.contains(NO_TEMPLATE) => {
+            let message = format!(
+                "{message}; the model in {init} has one, beside the tokenizer that data.tokenizer replaces: leave \
+                 data.tokenizer out to use both"
+            );
+            Error::Corpus { path, message }
+        }
+        error => error,
     }
 }
 
