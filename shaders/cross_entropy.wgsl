@@ -7,6 +7,7 @@
 
 const IGNORED = 0xffffffffu;
 {% set backward = pass == "backward" or pass == "backward of rows" %}
+{% set of_rows = pass == "backward of rows" or pass == "classifier of rows" %}
 {% set general = weighted or (pass != "count" and pass != "mean" and smoothing) %}
 
 {% if pass == "count" or pass == "mean" %}
@@ -74,8 +75,9 @@ const ROWS = {{ threads }}u / LANES;
 
 {% if pass == "rows" %}
 // losses of each row, its maximum and the sum of exp(x - maximum).
-{% elif pass == "classifier" %}
-// losses of each row, and the logits' gradient, times the scale of the loss, in their place.
+{% elif not backward %}
+// losses of each row, and the logits' gradient, times {{ "its factor" if of_rows else "the scale of the loss" }}, in
+// their place.
 {% else %}
 // The logits' gradient, given the maximum and the sum of each row.
 {% endif %}
@@ -249,18 +251,18 @@ fn gradient(
         row_max = max_and_sum[row].x;
         row_sum = max_and_sum[row].y;
     }
-    {% set scale = "select(0.0, grad_output[row], inside)" if pass == "backward of rows" else "grad_output[0]" %}
+    {% set scale = "grad_output" %}
     {% set result = "dlogits" %}
     {% else %}
-    {% set scale = "loss_scale[0]" %}
+    {% set scale = "factors" if of_rows else "loss_scale" %}
     {% set result = "logits" %}
     {% endif %}
-    {% if pass == "backward of rows" %}
-    var factor = {{ scale }};
+    {% if of_rows %}
+    var factor = select(0.0, {{ scale }}[row], inside);
     {% elif weighted %}
-    var factor = {{ scale }} * select(1.0 / valid[0], 0.0, valid[0] == 0.0);
+    var factor = {{ scale }}[0] * select(1.0 / valid[0], 0.0, valid[0] == 0.0);
     {% else %}
-    var factor = {{ scale }} / max(valid[0], 1.0);
+    var factor = {{ scale }}[0] / max(valid[0], 1.0);
     {% endif %}
     factor = select(factor, nan, broken);
     let inv_sum = {{ "total" if general else "1.0" }} / row_sum;

@@ -62,7 +62,7 @@ impl Continued {
         let (mut ids, mut targets) = (vec![0; self.block_size], vec![IGNORE_INDEX; self.block_size]);
         self.tokens.copy(start, &mut ids[..len]);
         self.tokens.copy_targets(start + 1, &mut targets[..len]);
-        Row { ids, targets, starts: None }
+        Row { ids, targets, starts: None, answers: vec![] }
     }
 }
 

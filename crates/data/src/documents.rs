@@ -1,7 +1,8 @@
 //! Document boundaries in a token stream, and the loss mask.
 //!
 //! The file beside a token file is a list of little-endian u64, one per run of tokens with the same mask: its end
-//! position times 4, plus 2 if a document ends there, plus 1 if its tokens are predicted.
+//! position times 4, plus 2 if a document ends there, plus 1 if its tokens are predicted. The highest four bits are the
+//! label of the document that ends there.
 
 use std::path::Path;
 
@@ -29,6 +30,29 @@ impl Packing {
     }
 }
 
+/// What a document is to learning from preferences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Label {
+    /// A text without a preference.
+    #[default]
+    None,
+    /// The better one of two answers to a prompt. The next document is the other.
+    Chosen,
+    Rejected,
+    /// An answer that is wanted, or not, by itself.
+    Desirable,
+    Undesirable,
+}
+
+impl Label {
+    const ALL: [Label; 5] = [Label::None, Label::Chosen, Label::Rejected, Label::Desirable, Label::Undesirable];
+
+    /// Its code in files; that of texts is 0.
+    fn code(self) -> u64 {
+        self as u64
+    }
+}
+
 /// Documents of a split.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Documents {
@@ -39,9 +63,13 @@ pub(super) struct Documents {
 struct Stretch {
     /// The number of the token after its last.
     end: u64,
-    ends_document: bool,
+    /// The label of the document that ends with it.
+    ends: Option<Label>,
     predicted: bool,
 }
+
+/// Where the label is in a number of the file.
+const LABEL_SHIFT: u32 = 60;
 
 /// One document: its tokens, and whether some of them are read only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,20 +77,21 @@ pub(super) struct Document {
     pub start: u64,
     pub end: u64,
     pub has_prompt: bool,
+    pub label: Label,
 }
 
 impl Documents {
-    /// Adds so many tokens.
-    pub(super) fn add(&mut self, tokens: usize, predicted: bool, ends_document: bool) {
+    /// Adds so many tokens, with which a document with this label may end.
+    pub(super) fn add(&mut self, tokens: usize, predicted: bool, ends: Option<Label>) {
         let before = self.tokens();
         let end = before + tokens as u64;
         match self.stretches.last_mut() {
-            Some(last) if !last.ends_document && (last.predicted == predicted || tokens == 0) => {
-                (last.end, last.ends_document) = (end, ends_document);
+            Some(last) if last.ends.is_none() && (last.predicted == predicted || tokens == 0) => {
+                (last.end, last.ends) = (end, ends);
             }
             // A document without tokens is none.
             _ if tokens == 0 => {}
-            _ => self.stretches.push(Stretch { end, ends_document, predicted }),
+            _ => self.stretches.push(Stretch { end, ends, predicted }),
         }
     }
 
@@ -81,11 +110,12 @@ impl Documents {
         let (mut start, mut at) = (0, 0);
         std::iter::from_fn(move || {
             let rest = &self.stretches[at..];
-            let last = rest.iter().position(|stretch| stretch.ends_document).or(rest.len().checked_sub(1))?;
+            let last = rest.iter().position(|stretch| stretch.ends.is_some()).or(rest.len().checked_sub(1))?;
             let document = Document {
                 start,
                 end: rest[last].end,
                 has_prompt: rest[..=last].iter().any(|stretch| !stretch.predicted),
+                label: rest[last].ends.unwrap_or_default(),
             };
             (start, at) = (document.end, at + last + 1);
             Some(document)
@@ -112,8 +142,10 @@ impl Documents {
 
     /// As they are in a file.
     pub(super) fn bytes(&self) -> Vec<u8> {
-        let number =
-            |s: &Stretch| (s.end << 2 | u64::from(s.ends_document) << 1 | u64::from(s.predicted)).to_le_bytes();
+        let number = |s: &Stretch| {
+            let label = s.ends.unwrap_or_default().code() << LABEL_SHIFT;
+            (label | s.end << 2 | u64::from(s.ends.is_some()) << 1 | u64::from(s.predicted)).to_le_bytes()
+        };
         self.stretches.iter().flat_map(number).collect()
     }
 
@@ -136,9 +168,11 @@ impl Documents {
         let (numbers, rest) = bytes.as_chunks::<8>();
         let stretch = |number: &[u8; 8]| {
             let number = u64::from_le_bytes(*number);
-            Stretch { end: number >> 2, ends_document: number & 2 != 0, predicted: number & 1 != 0 }
+            let label = *Label::ALL.get((number >> LABEL_SHIFT) as usize).ok_or_else(damaged)?;
+            let end = (number << 4) >> 6;
+            Ok(Stretch { end, ends: (number & 2 != 0).then_some(label), predicted: number & 1 != 0 })
         };
-        let documents = Documents { stretches: numbers.iter().map(stretch).collect() };
+        let documents = Documents { stretches: numbers.iter().map(stretch).collect::<Result<_>>()? };
         let rises = documents.stretches.is_sorted_by(|a, b| a.end < b.end);
         let begins = documents.stretches.first().is_none_or(|first| first.end > 0);
         if !rest.is_empty() || !rises || !begins || documents.tokens() != tokens as u64 {
@@ -155,29 +189,34 @@ mod tests {
     /// A text; a question with an answer; an empty one; a text without an end.
     fn some() -> Documents {
         let mut documents = Documents::default();
-        documents.add(3, true, false);
-        documents.add(1, true, true);
-        documents.add(5, false, false);
-        documents.add(2, true, true);
-        documents.add(0, true, true);
-        documents.add(4, true, false);
+        let (no, end) = (None, Some(Label::None));
+        documents.add(3, true, no);
+        documents.add(1, true, end);
+        documents.add(5, false, no);
+        documents.add(2, true, Some(Label::Chosen));
+        documents.add(0, true, end);
+        documents.add(4, true, no);
         documents
     }
 
     #[test]
     fn documents_come_back_with_their_prompts() {
         let all: Vec<Document> = some().iter().collect();
-        let document = |start, end, has_prompt| Document { start, end, has_prompt };
-        assert_eq!(all, [document(0, 4, false), document(4, 11, true), document(11, 15, false)]);
+        let document = |start, end, has_prompt, label| Document { start, end, has_prompt, label };
+        let text = Label::None;
+        assert_eq!(
+            all,
+            [document(0, 4, false, text), document(4, 11, true, Label::Chosen), document(11, 15, false, text)]
+        );
         assert_eq!((some().tokens(), some().has_prompts(), some().stretches.len()), (15, true, 4));
     }
 
     #[test]
     fn an_end_without_tokens_ends_the_document_before_it() {
         let mut documents = Documents::default();
-        documents.add(3, false, false);
-        documents.add(0, true, true);
-        documents.add(2, true, true);
+        documents.add(3, false, None);
+        documents.add(0, true, Some(Label::None));
+        documents.add(2, true, Some(Label::None));
         let all: Vec<Document> = documents.iter().collect();
         assert_eq!(all.len(), 2);
         assert_eq!((all[0].end, all[0].has_prompt, all[1].has_prompt), (3, true, false));
@@ -207,7 +246,9 @@ mod tests {
         assert_eq!(Documents::read(&path, 15).unwrap(), some());
         assert!(Documents::read(&path, 14).is_err());
         let bytes = std::fs::read(&path).unwrap();
-        for damaged in [&bytes[..bytes.len() - 1], &[&bytes[8..16], &bytes[..8], &bytes[16..]].concat(), &bytes[..8]] {
+        let label = [&bytes[..7], &[0xf0], &bytes[8..]].concat();
+        let order = [&bytes[8..16], &bytes[..8], &bytes[16..]].concat();
+        for damaged in [&bytes[..bytes.len() - 1], &order, &bytes[..8], &label] {
             std::fs::write(&path, damaged).unwrap();
             assert!(Documents::read(&path, 15).unwrap_err().to_string().contains("damaged"));
         }

@@ -89,7 +89,7 @@ impl Stream<'_> {
         self.tokens.copy_targets(self.counted + 1, &mut targets[self.counted - self.start..end - self.start]);
         self.counted = end;
         self.start += self.stride;
-        Some(Row { ids, targets, starts: None })
+        Some(Row { ids, targets, starts: None, answers: vec![] })
     }
 
     fn left(&self) -> usize {

@@ -156,6 +156,7 @@ impl<'de> Visitor<'de> for Objects<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::chat::ChatSpec;
+    use super::super::documents::Label;
     use super::super::source::Piece;
     use super::*;
 
@@ -169,12 +170,60 @@ mod tests {
                 Piece::Text(text) => format!("+{text}"),
                 Piece::Prompt(text) => format!("-{text}"),
                 Piece::Turn(text, predicted) => format!("{}{text}", if predicted { "+" } else { "-" }),
-                Piece::End => ".".into(),
-                Piece::EndOfChat => "!".into(),
+                Piece::End(label) => format!(".{}", mark(label)),
+                Piece::EndOfChat(label) => format!("!{}", mark(label)),
             });
             Ok(())
         })?;
         Ok(pieces)
+    }
+
+    fn mark(label: Label) -> &'static str {
+        match label {
+            Label::None => "",
+            Label::Chosen => "chosen",
+            Label::Rejected => "rejected",
+            Label::Desirable => "desirable",
+            Label::Undesirable => "undesirable",
+        }
+    }
+
+    #[test]
+    fn pairs_and_labelled_answers_are_read() {
+        let plain = ["-Hi", "+ you", ".chosen", "-Hi", "+ there", ".rejected"];
+        for line in [
+            r#"{"prompt": "Hi", "chosen": " you", "rejected": " there"}"#,
+            r#"{"chosen": "Hi you", "rejected": "Hi there"}"#,
+            r#"{"prompt": null, "chosen": "Hi you", "rejected": "Hi there", "score": 3}"#,
+        ] {
+            assert_eq!(read(line, false).unwrap(), plain, "{line}");
+        }
+        let asked = "-<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n";
+        let chat = [asked, "+d<|im_end|>\n", "!chosen", asked, "+e<|im_end|>\n", "!rejected"];
+        let (user, good, bad) = (
+            r#"{"role": "user", "content": "c"}"#,
+            r#"{"role": "assistant", "content": "d"}"#,
+            r#"{"role": "assistant", "content": "e"}"#,
+        );
+        for line in [
+            format!(r#"{{"prompt": [{user}], "chosen": [{good}], "rejected": [{bad}]}}"#),
+            format!(r#"{{"chosen": [{user}, {good}], "rejected": [{user}, {bad}]}}"#),
+            format!(r#"{{"prompt": "c", "chosen": [{user}, {good}], "rejected": [{user}, {bad}]}}"#),
+        ] {
+            assert_eq!(read(&line, true).unwrap(), chat, "{line}");
+        }
+        let labelled = r#"{"prompt": "a", "completion": "b", "label": true}
+            {"prompt": "a", "completion": "c", "label": false}"#;
+        assert_eq!(read(labelled, false).unwrap(), ["-a", "+b", ".desirable", "-a", "+c", ".undesirable"]);
+        for (line, expected) in [
+            (r#"{"prompt": "a", "chosen": "", "rejected": "b"}"#, "\"chosen\" has no answer"),
+            (r#"{"chosen": "a b", "rejected": "a"}"#, "\"rejected\" has no answer"),
+            (r#"{"chosen": "a", "rejected": 3}"#, "two texts or two lists"),
+            (&format!(r#"{{"chosen": [{good}], "rejected": [{bad}]}}"#), "there is no prompt"),
+        ] {
+            let error = read(line, true).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

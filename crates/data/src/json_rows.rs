@@ -1,11 +1,14 @@
-//! One object of a corpus in JSON: a text, an answer to a prompt, or a conversation.
+//! One object of a corpus in JSON: a text, an answer to a prompt, a conversation, or what of two answers is preferred.
 //!
-//! Its keys are those of Hugging Face's TRL and of OpenAI (`text`; `prompt` and `completion`; `messages`). ShareGPT's
+//! Its keys are those of Hugging Face's TRL and of OpenAI (`text`; `prompt` and `completion`; `messages`; `prompt`,
+//! `chosen` and `rejected`; `prompt`, `completion` and a boolean `label`). A pair without a prompt has what both answers
+//! begin with. ShareGPT's
 //! (`conversations` of `from` and `value`) and Alpaca's (`instruction`, `input` and `output`) are mapped to them.
 
 use serde_json::{Map, Value, json};
 
 use super::chat::{ChatTemplate, Turn};
+use super::documents::Label;
 use super::source::{Piece, Sink};
 use rustyflow_base::error::Result;
 
@@ -26,9 +29,9 @@ impl std::ops::AddAssign for Mapped {
 /// The contents of an object.
 enum Row {
     Text(String),
-    Answer { prompt: String, completion: String },
+    Answers { prompt: String, completions: Vec<(String, Label)> },
     Chat { messages: Vec<Value> },
-    Completion { prompt: Vec<Value>, completion: Vec<Value> },
+    Completions { prompt: Vec<Value>, completions: Vec<(Vec<Value>, Label)> },
 }
 
 /// Why an object is no row: what is wrong with it, or an error of the sink.
@@ -60,34 +63,50 @@ pub(super) fn take_row(
     };
     let taken = match row {
         Row::Text(text) => super::source::take_document(&text, sink),
-        Row::Answer { prompt, completion } => take_answer(&prompt, &completion, sink),
+        Row::Answers { prompt, completions } => {
+            completions.iter().try_for_each(|(completion, label)| take_answer(&prompt, completion, *label, sink))
+        }
         Row::Chat { messages } => {
             let turns = with_template(&|template| text_of(template.turns(&messages, tools.as_ref())))?;
-            take_conversation(&turns, sink)
+            take_conversation(&turns, Label::None, sink)
         }
-        Row::Completion { prompt, completion } => {
-            let turns = with_template(&|template| completion_of(template, &prompt, &completion, tools.as_ref()))?;
-            take_conversation(&turns, sink)
+        Row::Completions { prompt, completions } => {
+            for (completion, label) in completions {
+                let turns = with_template(&|template| completion_of(template, &prompt, &completion, tools.as_ref()))?;
+                take_conversation(&turns, label, sink).map_err(Failure::Sink)?;
+            }
+            Ok(())
         }
     };
     taken.map(|()| mapped).map_err(Failure::Sink)
 }
 
 /// The keys of which a row needs one.
-const EXPECTED: &str = "\"text\", \"prompt\" with \"completion\", \"messages\", \"conversations\" or \"instruction\" \
-                        with \"output\"";
+const EXPECTED: &str = "\"text\", \"prompt\" with \"completion\", \"messages\", \"chosen\" with \"rejected\", \
+                        \"conversations\" or \"instruction\" with \"output\"";
 
 fn row_of(mut row: Map<String, Value>, chat: Option<&ChatTemplate>, mapped: &mut Mapped) -> Parsed<Row> {
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
     if has("messages") {
         return Ok(Row::Chat { messages: messages_of(list(&mut row, "messages")?)? });
     }
+    if has("chosen") && has("rejected") {
+        return pair(row);
+    }
     if has("prompt") && has("completion") {
+        let label = match row.get("label") {
+            Some(Value::Bool(true)) => Label::Desirable,
+            Some(Value::Bool(false)) => Label::Undesirable,
+            _ => Label::None,
+        };
         return match (row.remove("prompt"), row.remove("completion")) {
-            (Some(Value::String(prompt)), Some(Value::String(completion))) => Ok(Row::Answer { prompt, completion }),
-            (Some(Value::Array(prompt)), Some(Value::Array(completion))) => {
-                Ok(Row::Completion { prompt: messages_of(prompt)?, completion: messages_of(completion)? })
+            (Some(Value::String(prompt)), Some(Value::String(completion))) => {
+                Ok(Row::Answers { prompt, completions: vec![(completion, label)] })
             }
+            (Some(Value::Array(prompt)), Some(Value::Array(completion))) => Ok(Row::Completions {
+                prompt: messages_of(prompt)?,
+                completions: vec![(messages_of(completion)?, label)],
+            }),
             _ => Err("\"prompt\" and \"completion\" must be two texts or two lists of messages".to_string()),
         };
     }
@@ -110,6 +129,59 @@ fn row_of(mut row: Map<String, Value>, chat: Option<&ChatTemplate>, mapped: &mut
         (true, _) => format!("has no {EXPECTED}; its keys are {}", keys.join(", ")),
         (false, _) => format!("{} is null, expected {EXPECTED}", null.join(" and ")),
     })
+}
+
+/// Two answers to a prompt.
+fn pair(mut row: Map<String, Value>) -> Parsed<Row> {
+    const LABELS: [Label; 2] = [Label::Chosen, Label::Rejected];
+    let prompt = row.remove("prompt").filter(|prompt| !prompt.is_null());
+    match (prompt, row.remove("chosen"), row.remove("rejected")) {
+        (Some(Value::Array(prompt)), Some(Value::Array(chosen)), Some(Value::Array(rejected))) => {
+            let completions = [messages_of(chosen)?, messages_of(rejected)?].into_iter().zip(LABELS).collect();
+            Ok(Row::Completions { prompt: messages_of(prompt)?, completions })
+        }
+        // Beside conversations a text repeats their first message, as in UltraFeedback.
+        (None | Some(Value::String(_)), Some(Value::Array(chosen)), Some(Value::Array(rejected))) => {
+            let (chosen, rejected) = (messages_of(chosen)?, messages_of(rejected)?);
+            let most = chosen.len().min(rejected.len()).saturating_sub(1);
+            let common = chosen.iter().zip(&rejected).take(most).take_while(|(a, b)| a == b).count();
+            if common == 0 {
+                return Err("\"chosen\" and \"rejected\" begin with different messages: there is no prompt".into());
+            }
+            let rest = [chosen[common..].to_vec(), rejected[common..].to_vec()];
+            Ok(Row::Completions {
+                prompt: chosen[..common].to_vec(),
+                completions: rest.into_iter().zip(LABELS).collect(),
+            })
+        }
+        (Some(Value::String(prompt)), Some(Value::String(chosen)), Some(Value::String(rejected))) => {
+            answers(prompt, [chosen, rejected])
+        }
+        (None, Some(Value::String(chosen)), Some(Value::String(rejected))) => {
+            let common = common_beginning(&chosen, &rejected);
+            answers(common.to_string(), [&chosen, &rejected].map(|answer| answer[common.len()..].to_string()))
+        }
+        _ => Err(
+            "\"chosen\" and \"rejected\" must be two texts or two lists of messages, with a \"prompt\" of the same \
+                  kind or none"
+                .to_string(),
+        ),
+    }
+}
+
+fn answers(prompt: String, [chosen, rejected]: [String; 2]) -> Parsed<Row> {
+    for (answer, key) in [(&chosen, "chosen"), (&rejected, "rejected")] {
+        if answer.is_empty() {
+            return Err(format!("{key:?} has no answer after the prompt"));
+        }
+    }
+    Ok(Row::Answers { prompt, completions: vec![(chosen, Label::Chosen), (rejected, Label::Rejected)] })
+}
+
+/// What two texts begin with, without the space after it: it is part of the words that follow.
+fn common_beginning<'a>(a: &'a str, b: &str) -> &'a str {
+    let common = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+    a[..common].strip_suffix(' ').unwrap_or(&a[..common])
 }
 
 /// ShareGPT's: who speaks is called `from`, and what is said `value`.
@@ -169,7 +241,7 @@ fn alpaca(mut row: Map<String, Value>, chat: Option<&ChatTemplate>) -> Parsed<Ro
         "Below is an instruction that describes a task{context}. Write a response that appropriately completes the \
          request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
     );
-    Ok(Row::Answer { prompt, completion: output })
+    Ok(Row::Answers { prompt, completions: vec![(output, Label::None)] })
 }
 
 /// The message of a system prompt beside the turns.
@@ -256,19 +328,19 @@ fn completion_of(
     Ok([turn(&before, false), turn(answer, true)].into_iter().filter(|turn| !turn.text.is_empty()).collect())
 }
 
-fn take_conversation(turns: &[Turn], sink: &mut Sink) -> Result<()> {
+fn take_conversation(turns: &[Turn], label: Label, sink: &mut Sink) -> Result<()> {
     for Turn { text, predicted } in turns {
         sink(Piece::Turn(text, *predicted))?;
     }
-    sink(Piece::EndOfChat)
+    sink(Piece::EndOfChat(label))
 }
 
-fn take_answer(prompt: &str, completion: &str, sink: &mut Sink) -> Result<()> {
+fn take_answer(prompt: &str, completion: &str, label: Label, sink: &mut Sink) -> Result<()> {
     if !prompt.is_empty() {
         sink(Piece::Prompt(prompt))?;
     }
     if !completion.is_empty() {
         sink(Piece::Text(completion))?;
     }
-    if prompt.is_empty() && completion.is_empty() { Ok(()) } else { sink(Piece::End) }
+    if prompt.is_empty() && completion.is_empty() { Ok(()) } else { sink(Piece::End(label)) }
 }

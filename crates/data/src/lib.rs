@@ -47,7 +47,7 @@ pub use conventions::{DeclaredIds, Ending, TextConventions};
 pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
 #[cfg(feature = "download")]
 pub use datasets::{DATASETS, Dataset};
-pub use documents::Packing;
+pub use documents::{Label, Packing};
 #[cfg(feature = "download")]
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
@@ -59,13 +59,13 @@ pub use hub::{Fetched, Hub, Selection};
 pub use json_rows::NO_TEMPLATE;
 pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split, holds_prepared};
-pub use rows::Row;
+pub use rows::{Answer, Row};
 pub use source::read_text;
 #[doc(hidden)]
 pub use tokenizer::OWN_CLASS;
 pub use tokenizer::{
     BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, LlamaCppVocabulary, TextStream, TokenKind, Tokenizer, TokenizerSpec,
 };
-pub use tokens::{TokenType, Tokens};
+pub use tokens::{Labels, TokenType, Tokens};
 
 pub use rustyflow_base::{Error, Result};

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::continued::Continued;
 use super::documents::Packing;
 use super::random::SplitMix64;
-use super::rows::{Row, Rows};
+use super::rows::{Answer, Row, Rows};
 use super::tokens::Tokens;
 use rustyflow_base::error::{Error, Result};
 
@@ -47,6 +47,8 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// Start of each input's document in its row, (B, T), row-major; `None` if a row is one text.
     pub starts: Option<Vec<u32>>,
+    /// The documents with a label, with their places among all (B T).
+    pub answers: Vec<Answer>,
     /// Whether its rows do not continue those of the previous batch.
     pub begins: bool,
     /// Position after this batch: start there to resume.
@@ -283,7 +285,7 @@ impl Epoch<'_> {
         let (mut ids, mut targets) = (vec![0; block_size], vec![IGNORE_INDEX; block_size]);
         tokens.copy(start, &mut ids[..end - start]);
         tokens.copy_targets(start + 1, &mut targets[..end - start]);
-        Some(Row { ids, targets, starts: None })
+        Some(Row { ids, targets, starts: None, answers: vec![] })
     }
 }
 
@@ -294,7 +296,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
     loop {
         let size = plan.batch_size * plan.block_size;
         let (mut ids, mut targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
-        let mut starts: Option<Vec<u32>> = None;
+        let (mut starts, mut answers): (Option<Vec<u32>>, _) = (None, vec![]);
         let mut begins = !matches!(plan.cut, Cut::Continued(_)) || window == 0;
         for _ in 0..plan.batch_size {
             let row = order.window(window).unwrap_or_else(|| {
@@ -303,6 +305,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
                 order = plan.epoch(epoch);
                 order.window(window).expect("every epoch has a window")
             });
+            answers.extend(row.answers.into_iter().map(|answer| answer.from(ids.len())));
             ids.extend(row.ids);
             targets.extend(row.targets);
             if let Some(of_row) = row.starts {
@@ -310,7 +313,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
             }
             window += 1;
         }
-        if sender.send(Batch { ids, targets, starts, begins, position: Position { epoch, window } }).is_err() {
+        if sender.send(Batch { ids, targets, starts, answers, begins, position: Position { epoch, window } }).is_err() {
             return;
         }
     }

@@ -4,13 +4,17 @@
 //! several documents, so that all tokens but the first of each are targets. With a prompt, the rest beyond the row is
 //! dropped instead, because it means little without the prompt.
 //!
+//! The two answers of a pair share a row, so that every row has a loss of its own. A pair that is longer than the row is
+//! truncated: each answer to half of it, or the longer one to what the other leaves.
+//!
 //! Packing is best-fit decreasing: the longest first, each into the fullest row that has room (Johnson et al. 1974; for
 //! training, Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). Documents do not attend to each other,
 //! so it does not matter which share a row.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use super::documents::Packing;
+use super::documents::{Document, Label, Packing};
 use super::loader::IGNORE_INDEX;
 use super::tokens::Tokens;
 use rustyflow_base::error::{Error, Result};
@@ -31,6 +35,7 @@ pub(super) struct Rows {
 struct Piece {
     start: u64,
     inputs: u32,
+    label: Label,
 }
 
 /// Documents that do not fit in rows.
@@ -51,6 +56,22 @@ pub struct Row {
     pub targets: Vec<u32>,
     /// Start of each input's document in the row, (T); `None` if the row is one text.
     pub starts: Option<Vec<u32>>,
+    /// The documents with a label, in order.
+    pub answers: Vec<Answer>,
+}
+
+/// A document with a label: the places of its inputs, in a row or in a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub places: Range<usize>,
+    pub label: Label,
+}
+
+impl Answer {
+    /// The same in a batch in which its row begins at `start`.
+    pub fn from(self, start: usize) -> Answer {
+        Answer { places: start + self.places.start..start + self.places.end, ..self }
+    }
 }
 
 impl Rows {
@@ -60,7 +81,7 @@ impl Rows {
         let (mut pieces, left_out) = pieces(&tokens, block_size);
         let order = match tokens.packing() {
             Packing::Documents => pack(&pieces, block_size),
-            _ => (0..pieces.len()).map(|piece| vec![piece as u32]).collect(),
+            _ => units(&pieces).map(|(first, _)| unit(&pieces, first).collect()).collect(),
         };
         if pieces.is_empty() || pieces.len() > u32::MAX as usize {
             let count = pieces.len();
@@ -100,7 +121,7 @@ impl Rows {
     pub(super) fn row(&self, number: usize) -> Row {
         let t = self.block_size;
         let (mut ids, mut targets) = (vec![0; t], vec![IGNORE_INDEX; t]);
-        let mut starts = vec![0; t];
+        let (mut starts, mut answers) = (vec![0; t], vec![]);
         let first = number.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
         let mut at = 0;
         for piece in &self.pieces[first..self.ends[number] as usize] {
@@ -108,37 +129,80 @@ impl Rows {
             self.tokens.copy(start, &mut ids[at..end]);
             self.tokens.copy_targets(start + 1, &mut targets[at..end]);
             starts[at..end].fill(at as u32);
+            if piece.label != Label::None {
+                answers.push(Answer { places: at..end, label: piece.label });
+            }
             at = end;
         }
         // What is left over sees itself alone.
         starts[at..].fill(at as u32);
-        Row { ids, targets, starts: Some(starts) }
+        Row { ids, targets, starts: Some(starts), answers }
     }
 }
 
 /// The documents of a text, those that are longer than a row cut.
 fn pieces(tokens: &Tokens, block_size: usize) -> (Vec<Piece>, LeftOut) {
     let (mut pieces, mut left_out) = (vec![], LeftOut::default());
-    for document in tokens.documents() {
-        let inputs = (document.end - document.start).saturating_sub(1) as usize;
-        if !document.has_prompt {
+    let mut documents = tokens.documents();
+    while let Some(document) = documents.next() {
+        let Document { start, label, .. } = document;
+        let inputs = inputs_of(&document);
+        if label == Label::Chosen {
+            let other = documents.next().unwrap_or(document);
+            let [kept, of_other] = fit([inputs, inputs_of(&other)], block_size);
+            if is_predicted(tokens, start, kept) && is_predicted(tokens, other.start, of_other) {
+                left_out.cut += usize::from(kept + of_other < inputs + inputs_of(&other));
+                pieces.push(Piece { start, inputs: kept as u32, label });
+                pieces.push(Piece { start: other.start, inputs: of_other as u32, label: other.label });
+            } else {
+                left_out.whole += 1;
+            }
+        } else if document.has_prompt || label != Label::None {
+            let kept = inputs.min(block_size);
+            if is_predicted(tokens, start, kept) {
+                left_out.cut += usize::from(kept < inputs);
+                pieces.push(Piece { start, inputs: kept as u32, label });
+            } else {
+                left_out.whole += 1;
+            }
+        } else {
             let starts = (0..inputs).step_by(block_size);
             let piece =
-                |at: usize| Piece { start: document.start + at as u64, inputs: (inputs - at).min(block_size) as u32 };
+                |at: usize| Piece { start: start + at as u64, inputs: (inputs - at).min(block_size) as u32, label };
             pieces.extend(starts.map(piece));
-            continue;
-        }
-        let kept = inputs.min(block_size);
-        let mut targets = vec![0; kept];
-        tokens.copy_targets(document.start as usize + 1, &mut targets);
-        if targets.iter().all(|&target| target == IGNORE_INDEX) {
-            left_out.whole += 1;
-        } else {
-            left_out.cut += usize::from(kept < inputs);
-            pieces.push(Piece { start: document.start, inputs: kept as u32 });
         }
     }
     (pieces, left_out)
+}
+
+fn inputs_of(document: &Document) -> usize {
+    (document.end - document.start).saturating_sub(1) as usize
+}
+
+/// What two answers of these lengths keep in a row.
+fn fit([a, b]: [usize; 2], block_size: usize) -> [usize; 2] {
+    let half = block_size / 2;
+    [a.min(half.max(block_size.saturating_sub(b))), b.min(half.max(block_size.saturating_sub(a)))]
+}
+
+/// Whether any of so many targets after `start` is predicted.
+fn is_predicted(tokens: &Tokens, start: u64, inputs: usize) -> bool {
+    let mut targets = vec![0; inputs];
+    tokens.copy_targets(start as usize + 1, &mut targets);
+    targets.iter().any(|&target| target != IGNORE_INDEX)
+}
+
+/// What shares a row: a pair, or one piece. The number of its first piece, and its inputs.
+fn units(pieces: &[Piece]) -> impl Iterator<Item = (u32, usize)> {
+    let firsts = (0..pieces.len()).filter(|&piece| pieces[piece].label != Label::Rejected);
+    firsts.map(|first| {
+        (first as u32, unit(pieces, first as u32).map(|piece| pieces[piece as usize].inputs as usize).sum())
+    })
+}
+
+/// The pieces of a unit.
+fn unit(pieces: &[Piece], first: u32) -> std::ops::RangeInclusive<u32> {
+    first..=first + u32::from(pieces[first as usize].label == Label::Chosen)
 }
 
 /// Counts documents that are truncated or dropped in rows of `block_size` tokens.
@@ -149,13 +213,12 @@ pub(super) fn left_out(tokens: &Tokens, block_size: usize) -> (usize, usize) {
 
 /// Which pieces are in each row.
 fn pack(pieces: &[Piece], block_size: usize) -> Vec<Vec<u32>> {
-    let mut order: Vec<u32> = (0..pieces.len() as u32).collect();
-    order.sort_by_key(|&piece| std::cmp::Reverse(pieces[piece as usize].inputs));
+    let mut order: Vec<(u32, usize)> = units(pieces).collect();
+    order.sort_by_key(|&(_, inputs)| std::cmp::Reverse(inputs));
     let mut rows: Vec<Vec<u32>> = vec![];
     // Rows by how much room they have.
     let mut room: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for piece in order {
-        let inputs = pieces[piece as usize].inputs as usize;
+    for (first, inputs) in order {
         let fullest = room.range(inputs..).next().map(|(&left, _)| left);
         let (row, left) = match fullest {
             Some(left) => {
@@ -171,7 +234,7 @@ fn pack(pieces: &[Piece], block_size: usize) -> Vec<Vec<u32>> {
                 (rows.len() - 1, block_size)
             }
         };
-        rows[row].push(piece);
+        rows[row].extend(unit(pieces, first));
         if left > inputs {
             room.entry(left - inputs).or_default().push(row);
         }
@@ -188,8 +251,8 @@ mod tests {
     fn text(documents: &[(usize, usize)], packing: Packing) -> Tokens {
         let mut layout = Documents::default();
         for (prompt, answer) in documents {
-            layout.add(*prompt, false, false);
-            layout.add(*answer, true, true);
+            layout.add(*prompt, false, None);
+            layout.add(*answer, true, Some(Label::None));
         }
         let ids: Vec<u32> = (100..100 + layout.tokens() as u32).collect();
         Tokens::from(ids).in_documents(layout, packing).unwrap()
@@ -247,6 +310,38 @@ mod tests {
         let rows = Rows::new(text(&[(9, 3), (4, 9), (2, 2)], Packing::Documents), 8).unwrap();
         assert!(rows.note().contains("1 are truncated, 1 are dropped"), "{}", rows.note());
         assert_eq!(pairs(&rows).len(), 5 + 2);
+    }
+
+    #[test]
+    fn both_answers_of_a_pair_share_a_row() {
+        let mut layout = Documents::default();
+        for (chosen, rejected) in [(3, 2), (2, 9), (1, 1), (9, 9)] {
+            for (answer, label) in [(chosen, Label::Chosen), (rejected, Label::Rejected)] {
+                layout.add(2, false, None);
+                layout.add(answer, true, Some(label));
+            }
+        }
+        let ids: Vec<u32> = (0..layout.tokens() as u32).collect();
+        for packing in [Packing::Off, Packing::Documents] {
+            let tokens = Tokens::from(ids.clone()).in_documents(layout.clone(), packing).unwrap();
+            assert_eq!(tokens.document_lengths().collect::<Vec<_>>(), [8, 14, 5, 21]);
+            let rows = Rows::new(tokens.clone(), 12).unwrap();
+            let mut found = vec![];
+            for row in (0..rows.len()).map(|row| rows.row(row)) {
+                for pair in row.answers.chunks(2) {
+                    let [chosen, rejected] = pair else { panic!("half a pair in {row:?}") };
+                    assert_eq!([chosen.label, rejected.label], [Label::Chosen, Label::Rejected]);
+                    let lengths = [chosen, rejected].map(|answer| answer.places.len());
+                    found.push((row.ids[chosen.places.start], row.ids[rejected.places.start], lengths));
+                }
+            }
+            found.sort_unstable();
+            // The second and the last are cut.
+            let expected = [(0, 5, [4, 3]), (9, 13, [3, 9]), (24, 27, [2, 2]), (30, 41, [6, 6])];
+            assert_eq!(found, expected, "{packing:?}");
+            assert_eq!(rows.len(), if packing == Packing::Off { 4 } else { 3 });
+            assert_eq!(left_out(&tokens, 12), (2, 0));
+        }
     }
 
     #[test]

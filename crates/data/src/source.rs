@@ -11,6 +11,7 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::chat::ChatTemplate;
 use super::conversion::advice;
+use super::documents::Label;
 use super::json_lines::read_json;
 use super::json_rows::Mapped;
 use super::utf16::as_utf8;
@@ -26,9 +27,9 @@ pub enum Piece<'a> {
     /// The next part of a conversation, which is tokenized as a whole, and whether the part is predicted. Never empty.
     Turn(&'a str, bool),
     /// The end of a document, which an end-of-text token may mark.
-    End,
+    End(Label),
     /// The end of a conversation, marked by its template.
-    EndOfChat,
+    EndOfChat(Label),
 }
 
 impl<'a> Piece<'a> {
@@ -36,7 +37,15 @@ impl<'a> Piece<'a> {
     pub fn text(self) -> Option<&'a str> {
         match self {
             Piece::Text(text) | Piece::Prompt(text) | Piece::Turn(text, _) => Some(text),
-            Piece::End | Piece::EndOfChat => None,
+            Piece::End(_) | Piece::EndOfChat(_) => None,
+        }
+    }
+
+    /// The label of a document that ends.
+    pub(super) fn end(self) -> Option<Label> {
+        match self {
+            Piece::End(label) | Piece::EndOfChat(label) => Some(label),
+            _ => None,
         }
     }
 }
@@ -144,7 +153,7 @@ impl Source {
             Source::Memory(text) if text.is_empty() => {}
             Source::Memory(text) => {
                 sink(Piece::Text(text))?;
-                sink(Piece::End)?;
+                sink(Piece::End(Label::None))?;
             }
             Source::File { path, format: Format::Parquet, .. } => read_parquet(path, sink)?,
             Source::File { path, format, compression, chat } => {
@@ -295,7 +304,7 @@ fn read_document(path: &Path, mut reader: Box<dyn Read>, sink: &mut Sink) -> Res
         buffer.copy_within(used..end, 0);
         (kept, offset) = (end - used, offset + used as u64);
         if read == 0 {
-            return if has_text { sink(Piece::End) } else { Ok(()) };
+            return if has_text { sink(Piece::End(Label::None)) } else { Ok(()) };
         }
     }
 }
@@ -305,7 +314,7 @@ pub(super) fn take_document(text: &str, sink: &mut Sink) -> Result<()> {
         return Ok(());
     }
     sink(Piece::Text(text))?;
-    sink(Piece::End)
+    sink(Piece::End(Label::None))
 }
 
 #[cfg(feature = "parquet")]

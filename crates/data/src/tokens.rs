@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::documents::{Document, Documents, Packing};
+use super::documents::{Document, Documents, Label, Packing};
 use super::loader::IGNORE_INDEX;
 use super::rows;
 use rustyflow_base::error::{Error, Result};
@@ -28,6 +28,16 @@ pub struct Tokens {
     /// Document boundaries and masks, if known.
     documents: Option<Arc<Documents>>,
     packing: Packing,
+}
+
+/// Documents by their labels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Labels {
+    pub texts: usize,
+    /// Of a chosen and a rejected answer.
+    pub pairs: usize,
+    pub desirable: usize,
+    pub undesirable: usize,
 }
 
 enum Storage {
@@ -92,9 +102,19 @@ impl Tokens {
         self.packing != Packing::Stream
     }
 
-    /// Length of each document, tokens.
+    /// Length of each document, tokens; of a pair of answers the places that both take in a row, and one more.
     pub fn document_lengths(&self) -> impl Iterator<Item = usize> {
-        self.documents().map(|document| (document.end - document.start) as usize)
+        let mut chosen = 0;
+        self.documents().filter_map(move |document| {
+            let length = (document.end - document.start) as usize;
+            match document.label {
+                Label::Chosen => {
+                    chosen = length.saturating_sub(1);
+                    None
+                }
+                _ => Some(length + std::mem::take(&mut chosen)),
+            }
+        })
     }
 
     /// Number of documents that are truncated, and dropped, in rows of `block_size` tokens: see `rows.rs`.
@@ -109,9 +129,29 @@ impl Tokens {
 
     /// Its documents, in order: all of it, if none are known.
     pub(super) fn documents(&self) -> impl Iterator<Item = Document> {
-        let all = Document { start: 0, end: self.len() as u64, has_prompt: false };
+        let all = self.as_one();
         let known = self.documents.as_deref();
         known.map(Documents::iter).into_iter().flatten().chain(known.is_none().then_some(all))
+    }
+
+    /// All of it as one document.
+    fn as_one(&self) -> Document {
+        Document { start: 0, end: self.len() as u64, has_prompt: false, label: Label::None }
+    }
+
+    /// How many documents of each label there are.
+    pub fn labels(&self) -> Labels {
+        let mut labels = Labels::default();
+        for document in self.documents() {
+            match document.label {
+                Label::None => labels.texts += 1,
+                Label::Chosen => labels.pairs += 1,
+                Label::Rejected => {}
+                Label::Desirable => labels.desirable += 1,
+                Label::Undesirable => labels.undesirable += 1,
+            }
+        }
+        labels
     }
 
     /// Number of predicted tokens.
@@ -126,7 +166,7 @@ impl Tokens {
             predicted
         };
         match self.packing {
-            Packing::Stream => of_document(Document { start: 0, end: self.len() as u64, has_prompt: false }),
+            Packing::Stream => of_document(self.as_one()),
             _ => self.documents().map(of_document).sum(),
         }
     }

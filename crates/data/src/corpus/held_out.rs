@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::super::documents::Label;
 use super::super::source::{Piece, Sink, Source};
 use crate::random::SplitMix64;
 use rustyflow_base::error::Result;
@@ -90,7 +91,8 @@ impl HeldOut {
             if self.holds(document) == (side == Side::HeldOut) {
                 sink(piece)?;
             }
-            document += u64::from(piece.text().is_none());
+            // Both answers of a pair are on the same side.
+            document += u64::from(piece.end().is_some_and(|label| label != Label::Chosen));
             Ok(())
         };
         sources.iter().try_for_each(|source| source.read(&mut take).map(drop))

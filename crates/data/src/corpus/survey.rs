@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::super::documents::Label;
 use super::super::source::{Piece, Source};
 use super::super::token_files::TokenFiles;
 use super::held_out::{HeldOut, MOST_WEIGHED};
@@ -104,7 +105,8 @@ struct Tally {
 
 impl Tally {
     fn take(&mut self, piece: &Piece, is_training: bool) {
-        if let Some(text) = piece.text() {
+        let Some(label) = piece.end() else {
+            let text = piece.text().unwrap_or_default();
             // The same text asked or answered is another corpus.
             if let Piece::Prompt(_) | Piece::Turn(_, false) = piece {
                 self.hash.update([0xfd]);
@@ -113,10 +115,17 @@ impl Tally {
             self.size += text.len() as u64;
             self.bytes += text.len() as u64;
             return;
+        };
+        // No text holds these bytes, so they tell where documents end.
+        self.hash.update([if let Piece::End(_) = piece { 0xff } else { 0xfc }]);
+        if label != Label::None {
+            self.hash.update([0xf8 + label as u8]);
+        }
+        // A pair is one.
+        if label == Label::Chosen {
+            return;
         }
         self.documents += 1;
-        // No text holds these bytes, so they tell where documents end.
-        self.hash.update([if *piece == Piece::End { 0xff } else { 0xfc }]);
         if is_training && self.sizes.len() <= MOST_WEIGHED {
             self.sizes.push(self.size);
         }

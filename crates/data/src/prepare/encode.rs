@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::measured::Measured;
 use crate::corpus::{Corpus, Piece, Split};
-use crate::documents::{Documents, Packing};
+use crate::documents::{Documents, Label, Packing};
 use crate::source::Sink;
 use crate::tokenizer::{Coverage, Run, Segment, Tokenizer};
 use crate::tokens::Tokens;
@@ -19,8 +19,8 @@ pub(super) struct Part<'a> {
     pub ids: &'a [u32],
     /// Whether the tokens are predicted, or only read.
     pub predicted: bool,
-    /// Whether a document ends with it.
-    pub ends: bool,
+    /// The label of the document that ends with it.
+    pub ends: Option<Label>,
 }
 
 /// Tokenizes a split in memory, and measures the coverage of its text; `packing` as in [`DataSpec`](super::DataSpec).
@@ -71,6 +71,8 @@ pub fn encode_beginning(corpus: &Corpus, split: Split, tokenizer: &Tokenizer, mo
 /// An encoded segment, and the separator after it.
 struct Encoded {
     segment: Segment,
+    /// Of the document that ends with it.
+    label: Label,
     /// The end of a conversation, which has its own mark.
     ends_chat: bool,
 }
@@ -91,20 +93,19 @@ pub(super) fn encode(
         let reader = scope.spawn(move || {
             let mut segmenter = tokenizer.segmenter();
             // It fails if nobody takes segments any more: then there is an error already.
-            let send = |segment, ends_chat| {
-                sender.send(Encoded { segment, ends_chat }).map_err(|_| Error::Invalid("not needed".into()))
+            let send_end = |segment, label, ends_chat| {
+                sender.send(Encoded { segment, label, ends_chat }).map_err(|_| Error::Invalid("not needed".into()))
             };
+            let mut send = |segment| send_end(segment, Label::None, false);
             read(corpus, split, separator == Some(None), &mut |piece| {
                 // A completion by itself would begin with a space that it does not have.
                 segmenter.joins = matches!(piece, Piece::Turn(..)) || tokenizer.adds_space();
                 match piece {
-                    Piece::Text(text) => segmenter.push(text, true, &mut |segment| send(segment, false)),
-                    Piece::Prompt(text) => segmenter.push(text, false, &mut |segment| send(segment, false)),
-                    Piece::Turn(text, predicted) => {
-                        segmenter.push(text, predicted, &mut |segment| send(segment, false))
-                    }
-                    Piece::End => segmenter.end_document(&mut |segment| send(segment, false)),
-                    Piece::EndOfChat => segmenter.end_document(&mut |segment| send(segment, true)),
+                    Piece::Text(text) => segmenter.push(text, true, &mut send),
+                    Piece::Prompt(text) => segmenter.push(text, false, &mut send),
+                    Piece::Turn(text, predicted) => segmenter.push(text, predicted, &mut send),
+                    Piece::End(label) => segmenter.end_document(&mut |segment| send_end(segment, label, false)),
+                    Piece::EndOfChat(label) => segmenter.end_document(&mut |segment| send_end(segment, label, true)),
                 }
             })?;
             Ok(segmenter.forced)
@@ -122,8 +123,8 @@ fn read(corpus: &Corpus, split: Split, breaks: bool, sink: &mut Sink) -> Result<
     corpus.read(split, &mut |piece| {
         match piece {
             Piece::Text(text) | Piece::Prompt(text) | Piece::Turn(text, _) => ends_line = text.ends_with('\n'),
-            Piece::End if breaks && !ends_line => sink(Piece::Text("\n"))?,
-            Piece::End | Piece::EndOfChat => {}
+            Piece::End(_) if breaks && !ends_line => sink(Piece::Text("\n"))?,
+            Piece::End(_) | Piece::EndOfChat(_) => {}
         }
         sink(piece)
     })
@@ -140,18 +141,19 @@ fn take_all(
         let batch: Vec<Encoded> = std::iter::once(first).chain(segments.iter().take(at_once - 1)).collect();
         let encode = |Encoded { segment, .. }: &Encoded| tokenizer.encode_runs(segment);
         let encoded: Vec<Result<(Vec<u32>, Vec<Run>)>> = batch.par_iter().map(encode).collect();
-        for (Encoded { segment, ends_chat }, encoded) in batch.iter().zip(encoded) {
+        for (Encoded { segment, label, ends_chat }, encoded) in batch.iter().zip(encoded) {
             let Segment { text, ends, .. } = segment;
             let (ids, runs) = encoded?;
             let separator = separator.filter(|_| *ends && !ends_chat);
-            let ends_here = *ends && separator.is_none();
+            let label = ends.then_some(*label);
+            let ends_here = label.filter(|_| separator.is_none());
             let last = runs.len() - 1;
             for (i, run) in runs.iter().enumerate() {
                 let (text, ids) = (&text[run.text.clone()], &ids[run.ids.clone()]);
-                take(Part { text, ids, predicted: run.predicted, ends: ends_here && i == last })?;
+                take(Part { text, ids, predicted: run.predicted, ends: ends_here.filter(|_| i == last) })?;
             }
             if let Some(separator) = separator {
-                take(Part { text: "", ids: &[separator], predicted: runs[last].predicted, ends: true })?;
+                take(Part { text: "", ids: &[separator], predicted: runs[last].predicted, ends: label })?;
             }
         }
     }

@@ -36,7 +36,7 @@ impl Measured {
             }
         }
         // What is between two answers belongs to neither.
-        if part.ends || !part.predicted { self.end_document(tokenizer) } else { Ok(()) }
+        if part.ends.is_some() || !part.predicted { self.end_document(tokenizer) } else { Ok(()) }
     }
 
     fn end_document(&mut self, tokenizer: &Tokenizer) -> Result<()> {

@@ -88,10 +88,16 @@ impl Op for LinearCrossEntropy {
 
     fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dloss) = &grad_output[0] else { return Ok(()) };
+        let dloss = (!grads.unit_seed()).then_some(dloss);
+        self.give(dloss, grads)
+    }
+}
+
+impl LinearCrossEntropy {
+    /// Accumulates the gradients of h, weight and bias, multiplied by the loss gradient if it is not 1.
+    fn give(&self, dloss: Option<&Tensor>, grads: &mut Grads) -> Result<()> {
         let give = |grads: &mut Grads, i: usize, gradient: &Tensor| {
-            if grads.unit_seed() {
-                return grads.accumulate(i, gradient.clone());
-            }
+            let Some(dloss) = dloss else { return grads.accumulate(i, gradient.clone()) };
             let out = grads.dtype(i, gradient);
             grads.accumulate_with(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate, out })
         };
@@ -103,7 +109,7 @@ impl Op for LinearCrossEntropy {
         }
         let Some(WeightGradient { others, dx, h, vocab }) = &self.dweight else { return Ok(()) };
         let mut others = others.clone();
-        if grads.unit_seed() && dx.shape().last_dim() == *vocab {
+        if dloss.is_none() && dx.shape().last_dim() == *vocab {
             others.take_if(|sum| grads.adopt(1, sum));
             grads.accumulate_with(1, &[dx, h], WeightGradient::product)?;
         } else {
@@ -241,88 +247,122 @@ impl Tensor {
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
-        const OP: &str = "linear_cross_entropy";
-        let values;
-        let weight = match weight.dtype().is_quantized() && !is_read_in_chunks(weight) {
-            true => {
-                values = weight.to_dtype(self.dtype())?;
-                &values
-            }
-            false => weight,
-        };
-        if !weight.dtype().is_quantized() {
-            expect_dtype(OP, self.dtype(), &[weight.spec()])?;
-        }
-        if self.dtype() == DType::U32 {
-            expect_f32(OP, &[self.spec()])?;
-        }
-        let (rows, width) = (self.shape().rows(), self.shape().last_dim());
-        let vocab = match weight.shape()[..] {
-            [vocab, c] if c == width && vocab > 0 && rows > 0 && !self.shape().is_empty() => vocab,
-            _ => {
-                let got = format!("{} and {}", self.spec(), weight.spec());
-                return Err(shape_error(OP, "h (..., C) with at least one row and weight (V, C)", got));
-            }
-        };
-        expect_targets(OP, rows, targets.spec())?;
-        if let Some(bias) = bias {
-            expect_f32(OP, &[bias.spec()])?;
-            if bias.shape()[..] != [vocab] {
-                return Err(shape_error(OP, format!("a bias ({vocab})"), bias.shape()));
-            }
-        }
-        if let Some(scale) = loss_scale {
-            expect_f32(OP, &[scale.spec()])?;
-            if scale.is_empty() {
-                return Err(shape_error(OP, "a loss scale", scale.spec()));
-            }
-        }
-        let (weighing, class_weights) = criterion.prepare(OP, vocab)?;
-        let operands = [self, weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
-        common_device(OP, &operands.collect::<Vec<_>>())?;
-        let columns = match weight.dtype().is_quantized() {
-            true => vocab,
-            false => columns(vocab, bias.is_some(), weighing, &self.device()),
-        };
-        let slice = sliced::rows(weight, self.dtype(), bias.is_some());
-        let chunk = match slice {
-            None => chunk_rows(rows, columns, self.dtype(), &self.device()),
-            Some(_) => sliced::chunk_rows(rows, vocab, self.dtype()),
-        };
-        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, [chunk, columns], slice)
+        let classifier = Classifier::new("linear_cross_entropy", self, (weight, bias), targets, criterion, loss_scale)?;
+        mean_loss(&classifier, self, targets, loss_scale)
     }
 }
 
-/// The loss, `chunk` rows at a time, of logits with so many columns, with the inputs that follow the others of kernels;
-/// with so many rows of a quantized weight in a slice. The shapes have been checked.
-fn in_chunks(
-    h: &Tensor,
-    (weight, bias): (&Tensor, Option<&Tensor>),
-    targets: &Tensor,
-    (weighing, class_weights): (Weighing, &[Tensor]),
-    loss_scale: Option<&Tensor>,
-    [chunk, columns]: [usize; 2],
+/// A checked head, and how its logits are computed.
+struct Classifier {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    weighing: Weighing,
+    /// The inputs that follow the others of kernels.
+    class_weights: Vec<Tensor>,
+    /// Rows of logits that are computed at a time.
+    chunk: usize,
+    /// Columns of the logits.
+    columns: usize,
+    /// Rows of a quantized weight whose values are in memory at a time, if not all are.
     slice: Option<usize>,
-) -> Result<Tensor> {
+}
+
+impl Classifier {
+    /// # Errors
+    /// If shapes, types or the criterion do not fit `h` and `targets`, or there are no rows.
+    fn new(
+        op: &'static str,
+        h: &Tensor,
+        (weight, bias): (&Tensor, Option<&Tensor>),
+        targets: &Tensor,
+        criterion: Criterion,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Classifier> {
+        let weight = match weight.dtype().is_quantized() && !is_read_in_chunks(weight) {
+            true => weight.to_dtype(h.dtype())?,
+            false => weight.clone(),
+        };
+        if !weight.dtype().is_quantized() {
+            expect_dtype(op, h.dtype(), &[weight.spec()])?;
+        }
+        if h.dtype() == DType::U32 {
+            expect_f32(op, &[h.spec()])?;
+        }
+        let (rows, width) = (h.shape().rows(), h.shape().last_dim());
+        let vocab = match weight.shape()[..] {
+            [vocab, c] if c == width && vocab > 0 && rows > 0 && !h.shape().is_empty() => vocab,
+            _ => {
+                let got = format!("{} and {}", h.spec(), weight.spec());
+                return Err(shape_error(op, "h (..., C) with at least one row and weight (V, C)", got));
+            }
+        };
+        expect_targets(op, rows, targets.spec())?;
+        if let Some(bias) = bias {
+            expect_f32(op, &[bias.spec()])?;
+            if bias.shape()[..] != [vocab] {
+                return Err(shape_error(op, format!("a bias ({vocab})"), bias.shape()));
+            }
+        }
+        if let Some(scale) = loss_scale {
+            expect_f32(op, &[scale.spec()])?;
+            if scale.is_empty() {
+                return Err(shape_error(op, "a loss scale", scale.spec()));
+            }
+        }
+        let (weighing, class_weights) = criterion.prepare(op, vocab)?;
+        let operands = [h, &weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
+        common_device(op, &operands.collect::<Vec<_>>())?;
+        let columns = match weight.dtype().is_quantized() {
+            true => vocab,
+            false => columns(vocab, bias.is_some(), weighing, &h.device()),
+        };
+        let slice = sliced::rows(&weight, h.dtype(), bias.is_some());
+        let chunk = match slice {
+            None => chunk_rows(rows, columns, h.dtype(), &h.device()),
+            Some(_) => sliced::chunk_rows(rows, vocab, h.dtype()),
+        };
+        Ok(Classifier { weight, bias: bias.cloned(), weighing, class_weights, chunk, columns, slice })
+    }
+}
+
+/// The mean loss of the rows.
+fn mean_loss(classifier: &Classifier, h: &Tensor, targets: &Tensor, loss_scale: Option<&Tensor>) -> Result<Tensor> {
+    let (Classifier { weight, bias, class_weights, .. }, device) = (classifier, h.device());
+    let loss_scale = match loss_scale {
+        Some(scale) => scale.clone(),
+        None => Tensor::full(1.0, [1], &device)?,
+    };
+    let targets = targets.view(Shape::from([h.shape().rows()]), Edge::None); // (R)
+    let valid = run_as(MemoryKind::Scratch, &CountValid, &with(&[&targets], class_weights))?.remove(0);
+    let needs = [h.needs_grad(), weight.needs_grad(), bias.as_ref().is_some_and(Tensor::needs_grad)];
+    let (losses, gradients) = in_chunks(classifier, h, &targets, needs, &[&valid, &loss_scale])?;
+    let loss = run_as(MemoryKind::Scratch, &MeanLoss, &with(&[&losses, &targets], class_weights))?.remove(0);
+    let inputs: Vec<&Tensor> = [h, weight].into_iter().chain(bias).collect();
+    Ok(record(Box::new(gradients), &inputs, vec![loss]).remove(0))
+}
+
+/// The loss of each row, and the gradients of those of h, weight and bias that need one: of the mean loss, whose number
+/// of rows and loss scale are the factors, or of a sum of losses, with the factor of each row.
+fn in_chunks(
+    classifier: &Classifier,
+    h: &Tensor,
+    targets: &Tensor,
+    [h_needs_grad, weight_needs_grad, bias_needs_grad]: [bool; 3],
+    factors: &[&Tensor],
+) -> Result<(Tensor, LinearCrossEntropy)> {
+    let &Classifier { ref weight, ref bias, weighing, ref class_weights, chunk, columns, slice } = classifier;
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
     let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
     let scratch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Result<Tensor> {
         Ok(run_as(MemoryKind::Scratch, kernel, inputs)?.remove(0))
     };
     let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
-    let dh = h.needs_grad().then(dh).transpose()?;
-    let bias_needs_grad = bias.is_some_and(Tensor::needs_grad);
+    let dh = h_needs_grad.then(dh).transpose()?;
     let (mut others, mut dweight, mut dbias) = (None, None, None);
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
-    let targets = targets.view(Shape::from([rows]), Edge::None); // (R)
     let losses = empty(&Shape::from([rows]), DType::F32, MemoryKind::Scratch)?;
-    let loss_scale = match loss_scale {
-        Some(scale) => scale.clone(),
-        None => Tensor::full(1.0, [1], &device)?,
-    };
-    let valid = scratch(&CountValid, &with(&[&targets], class_weights))?;
     let padding = columns - vocab;
     let padded = if padding > 0 { no_grad(|| weight.pad(&[(0, padding), (0, 0)], 0.0))? } else { weight.clone() };
     for start in (0..rows).step_by(chunk) {
@@ -333,13 +373,19 @@ fn in_chunks(
             None => scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?,
             Some(slice) => sliced::logits(&h, weight, slice)?,
         }; // (count, columns)
-        if dh.is_none() && !weight.needs_grad() && !bias_needs_grad {
+        if dh.is_none() && !weight_needs_grad && !bias_needs_grad {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
             run_into(&RowLosses { vocab, weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
             continue;
         }
-        let classifier = FusedSoftmaxCrossEntropy { vocab, columns, logits: logits.dtype(), weighing };
-        run_into(&classifier, &with(&[&targets, &valid, &loss_scale], class_weights), &[&losses, &logits])?;
+        let of_chunk = match factors {
+            [of_rows] => vec![of_rows.rows(start, count)],
+            of_mean => of_mean.iter().copied().cloned().collect(),
+        };
+        let is_of_rows = of_chunk.len() == 1;
+        let kernel = FusedSoftmaxCrossEntropy { vocab, columns, logits: logits.dtype(), weighing, rows: is_of_rows };
+        let inputs: Vec<&Tensor> = std::iter::once(&targets).chain(&of_chunk).collect();
+        run_into(&kernel, &with(&inputs, class_weights), &[&losses, &logits])?;
         let dx = logits;
         if let Some(dh) = &dh_rows {
             let product = MatMul { out: dh.dtype(), ..MatMul::default() };
@@ -351,15 +397,13 @@ fn in_chunks(
         if bias_needs_grad {
             add_rows(&mut dbias, &dx, vocab)?;
         }
-        if weight.needs_grad() && start + count < rows {
+        if weight_needs_grad && start + count < rows {
             WeightGradient::add(&mut others, &dx, &h)?;
-        } else if weight.needs_grad() {
+        } else if weight_needs_grad {
             dweight = Some(WeightGradient { others: others.take(), dx, h, vocab });
         }
     }
-    let loss = scratch(&MeanLoss, &with(&[&losses, &targets], class_weights))?;
-    let inputs: Vec<&Tensor> = [h, weight].into_iter().chain(bias).collect();
-    Ok(record(Box::new(LinearCrossEntropy { dh, dweight, dbias }), &inputs, vec![loss]).remove(0))
+    Ok((losses, LinearCrossEntropy { dh, dweight, dbias }))
 }
 
 /// Adds the rows of dx (rows, columns), as far as the first `len` columns, to `sum` (len).
@@ -377,6 +421,7 @@ fn with<'a>(inputs: &[&'a Tensor], more: &'a [Tensor]) -> Vec<&'a Tensor> {
     inputs.iter().copied().chain(more).collect()
 }
 
+mod log_probs;
 mod sliced;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 pub(super) fn all(cases: &mut Vec<Case>) {
     plain(cases);
+    log_probs(cases);
     weighed(cases);
     rows_of_classes(cases);
     pairs(cases);
@@ -43,6 +44,24 @@ fn plain(cases: &mut Vec<Case>) {
         let case = Case::new(format!("linear_cross_entropy/bias/{shape:?}x{c}x{v}"), inputs, |x| {
             x[0].linear_cross_entropy_with_bias(&x[1], Some(&x[3]), &x[2], Criterion::default(), None)
         });
+        cases.push(case.tolerance(5e-6, 5e-6));
+    }
+}
+
+/// Each with a row whose target is ignored.
+fn log_probs(cases: &mut Vec<Case>) {
+    for (shape, c, v) in [(vec![6], 8, 17), (vec![1], 1, 1), (vec![3, 50], 20, 65), (vec![9], 4, 132)] {
+        let inputs = vec![
+            ([&shape[..], &[c]].concat(), AROUND_ZERO),
+            (vec![v, c], Values::Uniform(-0.5, 0.5)),
+            (shape.clone(), Values::Targets(v as u32)),
+        ];
+        let name = format!("linear_log_probs/{shape:?}x{c}x{v}");
+        let case = Case::new(name, inputs.clone(), |x| x[0].linear_log_probs(&x[1], None, &x[2], None));
+        cases.push(case.tolerance(5e-6, 5e-6));
+        let inputs = [inputs, vec![(vec![v], AROUND_ZERO)]].concat();
+        let name = format!("linear_log_probs/bias/{shape:?}x{c}x{v}");
+        let case = Case::new(name, inputs, |x| x[0].linear_log_probs(&x[1], Some(&x[3]), &x[2], None));
         cases.push(case.tolerance(5e-6, 5e-6));
     }
 }

@@ -260,6 +260,12 @@ fn losses(cases: &mut Vec<Case>) {
             }),
         );
         push(
+            format!("linear_log_probs/f16/{rows}x{c}x{vocab}"),
+            vec![(vec![rows, c], AROUND_ZERO), (vec![vocab, c], spread), (vec![rows], Values::Targets(vocab as u32))],
+            4e-3,
+            Box::new(|x| half(&x[0])?.linear_log_probs(&half(&x[1])?, None, &x[2], None)),
+        );
+        push(
             format!("linear_cross_entropy/f16/bias/{rows}x{c}x{vocab}"),
             vec![
                 (vec![rows, c], AROUND_ZERO),

@@ -59,7 +59,8 @@ pub(super) struct RowLosses {
 }
 
 /// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, columns), which are the second output,
-/// read and overwritten. Inputs: targets (rows), n, and loss_scale (1).
+/// read and overwritten. Inputs: targets (rows), n, and loss_scale (1); of rows whose losses are not averaged, what each
+/// gradient is multiplied by (rows) in place of the last two.
 pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
     /// V plus padding columns, whose gradient is 0.
@@ -67,6 +68,8 @@ pub(super) struct FusedSoftmaxCrossEntropy {
     /// The type of the logits.
     pub logits: DType,
     pub weighing: Weighing,
+    /// Whether losses are not averaged.
+    pub rows: bool,
 }
 
 /// loss (): the sum of losses (rows) over n; and n (). Inputs: losses, targets (rows).
@@ -412,28 +415,29 @@ impl Kernel for FusedSoftmaxCrossEntropy {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [losses, logits] = outputs else { unreachable!("two outputs") };
+        let (shape, targets) = ([self.vocab, self.columns], inputs[0].u32());
+        if self.rows {
+            let (factors, classes) = (inputs[1].f32(), classes(self.weighing, &inputs[2..]));
+            return classify(logits.f32(), shape, targets, losses.f32(), |row| factors[row], classes);
+        }
         let scale = f64::from(inputs[2].f32()[0]);
         let factor = over_valid(scale, inputs[1].f32()[0], self.weighing.weighted) as f32;
-        let classes = classes(self.weighing, &inputs[3..]);
-        let shape = [self.vocab, self.columns];
-        classify(logits.f32(), shape, inputs[0].u32(), losses.f32(), factor, classes);
+        classify(logits.f32(), shape, targets, losses.f32(), |_| factor, classes(self.weighing, &inputs[3..]));
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let operands = [
-            ("targets", Input(0)),
-            ("valid", Input(1)),
-            ("loss_scale", Input(2)),
-            ("losses", Output(0)),
-            ("logits", Output(1)),
-        ];
+        let (pass, weights, given) = match self.rows {
+            true => ("classifier of rows", 2, vec![("factors", Input(1))]),
+            false => ("classifier", 3, vec![("valid", Input(1)), ("loss_scale", Input(2))]),
+        };
+        let operands = [&[("targets", Input(0))][..], &given, &[("losses", Output(0)), ("logits", Output(1))]].concat();
         // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second
         // time it comes from the cache.
         let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
-        let &FusedSoftmaxCrossEntropy { vocab, columns, logits, weighing } = self;
+        let &FusedSoftmaxCrossEntropy { vocab, columns, logits, weighing, .. } = self;
         let rows = inputs[0].shape.elements();
-        let pass = RowPass { pass: "classifier", most, rows, vocab, columns, logits, weighing, weights: 3 };
+        let pass = RowPass { pass, most, rows, vocab, columns, logits, weighing, weights };
         Plan::one(pass.launch(&operands))
     }
 }

@@ -232,17 +232,19 @@ pub(super) fn gradients(
     });
 }
 
-/// The loss of each row, and the gradient of its logits in their place; 0 in columns that are no classes.
+/// The loss of each row, and the gradient of its logits, times what `factor` says of the row, in their place; 0 in
+/// columns that are no classes.
 pub(super) fn classify(
     logits: &mut [f32],
     [vocab, columns]: [usize; 2],
     targets: &[u32],
     losses: &mut [f32],
-    factor: f32,
+    factor: impl Fn(usize) -> f32 + Sync,
     classes: Option<Classes>,
 ) {
-    let rows = logits.par_chunks_mut(columns).zip(losses).zip(targets);
-    rows.with_min_len(CHUNK.div_ceil(columns)).for_each(|((x, loss), &target)| {
+    let rows = logits.par_chunks_mut(columns).zip(losses).zip(targets).enumerate();
+    rows.with_min_len(CHUNK.div_ceil(columns)).for_each(|(row, ((x, loss), &target))| {
+        let factor = factor(row);
         let (x, others) = x.split_at_mut(vocab);
         others.fill(0.0);
         let target_logit = x.get(target as usize).copied();

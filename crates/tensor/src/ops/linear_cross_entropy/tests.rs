@@ -57,14 +57,19 @@ fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
             let whole = is_biased || weighing.weighted;
             for [chunk, columns] in sizes.into_iter().filter(|[_, columns]| !whole || *columns == 37) {
                 let ([h2, weight2, _], bias2) = (inputs(&device), is_biased.then(bias));
-                let sizes = [chunk, columns];
-                let loss =
-                    in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes, None).unwrap();
+                let classifier = Classifier {
+                    weight: weight2.clone(),
+                    bias: bias2.clone(),
+                    weighing,
+                    class_weights: more.clone(),
+                    chunk,
+                    columns,
+                    slice: None,
+                };
+                let loss = mean_loss(&classifier, &h2, &targets, None).unwrap();
                 let at = format!("{device}, {chunk} rows, {columns} columns, {weighing:?}, {factor:?}");
                 expect_close(&format!("{at}: loss"), &loss, &want);
-                let plain = no_grad(|| {
-                    in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes, None)
-                });
+                let plain = no_grad(|| mean_loss(&classifier, &h2, &targets, None));
                 expect_close(&format!("{at}: loss without gradients"), &plain.unwrap(), &want);
                 backward(&loss);
                 expect_close(&format!("{at}: dh"), h2.grad().unwrap(), h.grad().unwrap());
@@ -163,8 +168,11 @@ fn a_quantized_classifier_may_be_read_in_slices() {
         let loss = |weight: &Tensor, slice| {
             let h = Tensor::from_f32(&values(rows * width), [rows, width], &device).unwrap().requires_grad().unwrap();
             let operand = h.to_dtype(dtype).unwrap();
-            let loss = in_chunks(&operand, (weight, None), &targets, Default::default(), None, [128, vocab], slice);
-            let loss = loss.unwrap();
+            let (weight, class_weights) = (weight.clone(), Vec::new());
+            let weighing = Weighing::default();
+            let classifier =
+                Classifier { weight, bias: None, weighing, class_weights, chunk: 128, columns: vocab, slice };
+            let loss = mean_loss(&classifier, &operand, &targets, None).unwrap();
             loss.backward().unwrap();
             (loss.to_f32().unwrap(), h.grad().unwrap().to_f32().unwrap())
         };
