@@ -4,7 +4,7 @@ use super::data::Bar;
 use super::output;
 use crate::generate::printable;
 use crate::models::ModelConfig;
-use crate::train::{Evaluation, Event, Start, Step, Summary, rank_table};
+use crate::train::{Evaluation, Event, Rewards, Start, Step, Summary, rank_table};
 use crate::units;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt;
@@ -158,11 +158,12 @@ impl View {
         if self.last_line.is_none_or(|at| at.elapsed() >= every) || s.step == self.total_steps {
             self.last_line = Some(Instant::now());
             return self.line(format!(
-                "step {:>6}/{}  epoch {:.2}  loss {}  lr {}  norm {}  {}{}",
+                "step {:>6}/{}  epoch {:.2}  loss {}{}  lr {}  norm {}  {}{}",
                 s.step,
                 self.total_steps,
                 s.epoch,
                 units::loss(s.loss),
+                s.rewards.as_ref().map_or(String::new(), rewards_words),
                 units::number(s.learning_rate),
                 units::number(s.grad_norm),
                 units::tokens_per_s(s.tokens_per_s),
@@ -267,12 +268,17 @@ fn one_line(text: &str, width: usize, cut: Cut) -> String {
 
 pub fn evaluation_line(step: usize, result: &Evaluation, best: bool) -> String {
     let mark = if best { "  (best)" } else { "" };
-    format!(
-        "step {step:>6}  validation loss {}  perplexity {}  {}{mark}",
-        units::loss(result.loss),
-        units::perplexity(result.perplexity),
-        bits_per_byte(result)
-    )
+    let more = match &result.rewards {
+        Some(rewards) => rewards_words(rewards),
+        None => format!("  perplexity {}  {}", units::perplexity(result.perplexity), bits_per_byte(result)),
+    };
+    format!("step {step:>6}  validation loss {}{more}{mark}", units::loss(result.loss))
+}
+
+/// "  accuracy 75.0%  margin 0.123"
+fn rewards_words(rewards: &Rewards) -> String {
+    let accuracy = rewards.accuracy.map_or(String::new(), |accuracy| format!("  accuracy {:.1}%", 100.0 * accuracy));
+    accuracy + &rewards.margin().map_or(String::new(), |margin| format!("  margin {}", units::number(margin)))
 }
 
 pub fn epoch_line(epoch: usize, seconds: f64) -> String {
@@ -319,12 +325,17 @@ mod tests {
             tokens: 10,
             context: 4,
             stride: 4,
+            rewards: None,
         };
         let line = |result: &Evaluation| evaluation_line(7, result, true);
         let told = "step      7  validation loss 800.0000  perplexity above 1e300  bits per byte 2.5000  (best)";
         assert_eq!(line(&result), told);
         (result.loss, result.perplexity) = (2.0, 7.389);
         assert!(line(&result).contains("  perplexity 7.39  "), "{}", line(&result));
+        result.rewards = Some(Rewards { chosen: Some(0.5), rejected: Some(-0.25), accuracy: Some(0.75) });
+        assert_eq!(line(&result), "step      7  validation loss 2.0000  accuracy 75.0%  margin 0.75  (best)");
+        result.rewards = Some(Rewards { chosen: Some(0.5), rejected: None, accuracy: None });
+        assert_eq!(line(&result), "step      7  validation loss 2.0000  (best)");
     }
 
     #[test]

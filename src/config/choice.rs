@@ -107,6 +107,36 @@ choice! {
 }
 
 choice! {
+    /// What is learned.
+    Objective {
+        /// Each token of the text.
+        NextToken = "next_token",
+        /// Direct preference optimization: which of two answers is better.
+        Dpo = "dpo",
+        /// Identity preference optimization, by mean log-probabilities.
+        Ipo = "ipo",
+        /// Odds-ratio preference optimization, without a reference model.
+        Orpo = "orpo",
+        /// Kahneman-Tversky optimization: which answers are desirable.
+        Kto = "kto",
+        /// Simple preference optimization, without a reference model.
+        Simpo = "simpo",
+    }
+}
+
+impl Objective {
+    /// Whether it is one of preferences.
+    pub fn is_preference(self) -> bool {
+        self != Objective::NextToken
+    }
+
+    /// Whether it compares the model with a frozen one.
+    pub fn has_reference(self) -> bool {
+        matches!(self, Objective::Dpo | Objective::Ipo | Objective::Kto)
+    }
+}
+
+choice! {
     /// Activation recomputation.
     Recompute {
         /// None: all activations are saved for backward.

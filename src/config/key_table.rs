@@ -2,8 +2,8 @@
 //! the template, the JSON Schema and the tables of `docs/configuration.md` are generated from this table.
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
-    StateDtype, UpdateTime, WeightDtype, WireDtype,
+    AdjustLr, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
+    Schedule, StateDtype, UpdateTime, WeightDtype, WireDtype,
 };
 use super::keys::Key;
 use super::keys::Kind::*;
@@ -89,6 +89,7 @@ keys! {
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
     "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";
+    "train.objective": Choice(Objective::CHOICES), ANY, "What is learned: the next token, or preferences, see below.";
     "train.batch_size": CountOrAuto, at_least(1.0), "Sequences per forward pass; `auto`: the largest that fits.";
     "train.grad_accum_steps": Count, at_least(1.0), "Micro-batches per step (gradient accumulation).";
     "train.max_steps": Count, at_least(1.0), "Number of steps.";
@@ -114,6 +115,12 @@ keys! {
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";
     "train.sync_every": Count, ANY, "Steps between synchronizations (DiLoCo), see below; 0: every step.";
     "train.comm_timeout": Real, within(1.0, 86_400.0), "Timeout of communication in seconds.";
+    "preference.beta": Real, at_least(0.0), "Strength β of preferences, see below; 0: 0.1, of `simpo` 2.";
+    "preference.gamma": Real, at_least(0.0), "Margin γ of `simpo`.";
+    "preference.label_smoothing": Real, BELOW_1, "Assumed share of wrong labels of `dpo` and `simpo`.";
+    "preference.sft_weight": Real, at_least(0.0), "Weight of the chosen answers' cross-entropy; of `orpo` always 1.";
+    "preference.desirable_weight": Real, at_least(0.0), "Weight of desirable answers in `kto`.";
+    "preference.undesirable_weight": Real, at_least(0.0), "Weight of undesirable answers in `kto`.";
     "optimizer.kind": Choice(OptimizerKind::CHOICES), ANY, "Optimizer.";
     "optimizer.beta1": Real, BELOW_1, "Decay of the first moment, see below.";
     "optimizer.beta2": Real, BELOW_1, "Decay of the second moment, see below; default of `lion`: 0.99.";

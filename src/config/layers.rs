@@ -350,8 +350,13 @@ impl Resolved {
             model.embd_dropout = model.dropout;
         }
         let train = &mut self.config.train;
-        if !self.config.model.init.is_empty() && derive("train.learning_rate", "low, as the model has learned before") {
-            train.learning_rate = 1e-4;
+        let (learning_rate, how) = match (train.objective.is_preference(), self.config.lora.rank) {
+            (false, _) => (1e-4, "low, as the model has learned before"),
+            (true, 0) => (1e-6, "low, as the model answers already"),
+            (true, _) => (1e-5, "low, as the model answers already"),
+        };
+        if !self.config.model.init.is_empty() && derive("train.learning_rate", how) {
+            train.learning_rate = learning_rate;
         }
         let (min_learning_rate, how) = match train.schedule {
             Schedule::Wsd => (0.0, "none, for train.schedule is wsd"),

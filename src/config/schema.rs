@@ -4,16 +4,18 @@
 //! [`Layers`](super::Layers) creates and validates a `Config`; `Config::default()` is valid.
 
 mod model;
+mod preference;
 
 pub use model::{LoraConfig, ModelConfig};
+pub use preference::PreferenceConfig;
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, Offload, OptimizerKind, Packing, Precision, Recompute, Schedule, StateDtype,
-    UpdateTime, WireDtype,
+    AdjustLr, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute, Schedule,
+    StateDtype, UpdateTime, WireDtype,
 };
 use super::device_batch::DeviceBatch;
 use super::devices::Devices;
@@ -34,6 +36,8 @@ pub struct Config {
     pub lora: LoraConfig,
     /// Length, batch size and learning rate.
     pub train: TrainConfig,
+    /// Losses of preferences.
+    pub preference: PreferenceConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// Checkpoints.
@@ -159,6 +163,9 @@ pub enum TrainLength {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
+    /// What is learned: `next_token`, or the preferences of `dpo`, `ipo`, `orpo`, `kto` or `simpo`. Default
+    /// `next_token`.
+    pub objective: Objective,
     /// Sequences per forward pass. Default 16.
     pub batch_size: usize,
     /// Forward and backward passes per optimizer step. Default 1.
@@ -220,6 +227,7 @@ pub struct TrainConfig {
 impl Default for TrainConfig {
     fn default() -> Self {
         TrainConfig {
+            objective: Objective::NextToken,
             batch_size: 16,
             grad_accum_steps: 1,
             max_steps: Some(1000),

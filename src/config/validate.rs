@@ -4,11 +4,12 @@
 
 use toml::Table;
 
-use super::choice::{NonFinite, OptimizerKind, Precision, Recompute, Schedule};
+use super::choice::Objective::{Dpo, Ipo, Kto, Orpo, Simpo};
+use super::choice::{NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule};
 use super::keys::KEYS;
 use super::layers::Resolved;
 use super::origin::Origin;
-use super::schema::{Config, LoraConfig, TrainLength};
+use super::schema::{Config, LoraConfig, PreferenceConfig, TrainLength};
 use super::wrong;
 use crate::error::{Error, Result};
 
@@ -29,6 +30,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     scale(&c)?;
     groups(&c)?;
     lora(&c)?;
+    preference(&c)?;
     ranks(&c)?;
     recompute(&c)?;
     layerwise(&c)?;
@@ -322,6 +324,51 @@ fn lora(c: &Checker) -> Result<()> {
             c.tell("lora.rank", lora.rank)
         );
         return Err(c.fail(&["optimizer.kind", "lora.rank"], message));
+    }
+    Ok(())
+}
+
+/// Keys of preferences belong to some objectives, and some keys do not go with them.
+fn preference(c: &Checker) -> Result<()> {
+    let (Config { model, train, preference, data, .. }, defaults) = (c.config(), PreferenceConfig::default());
+    let (setting, objective) = ("train.objective", train.objective);
+    let (of_pairs, smoothed) = (&[Dpo, Ipo, Orpo, Kto, Simpo][..], &[Dpo, Simpo][..]);
+    let keys = [
+        ("preference.beta", preference.beta != defaults.beta, of_pairs),
+        ("preference.gamma", preference.gamma != defaults.gamma, &[Simpo]),
+        ("preference.label_smoothing", preference.label_smoothing != defaults.label_smoothing, smoothed),
+        ("preference.sft_weight", preference.sft_weight != defaults.sft_weight, &[Dpo, Ipo, Simpo]),
+        ("preference.desirable_weight", preference.desirable_weight != defaults.desirable_weight, &[Kto]),
+        ("preference.undesirable_weight", preference.undesirable_weight != defaults.undesirable_weight, &[Kto]),
+    ];
+    if let Some((key, _, having)) = keys.iter().find(|(_, is_set, having)| *is_set && !having.contains(&objective)) {
+        let having: Vec<&str> = having.iter().map(|objective| objective.as_str()).collect();
+        let message = format!("is set, but {}, and only {} has it", c.tell(setting, objective), having.join(", "));
+        return Err(c.fail(&[key, setting], message));
+    }
+    let refused = |key: &str, value: &str, why: &str| {
+        let message = format!("{}, and {}: {why}", c.tell(key, value), c.tell(setting, objective));
+        Err(c.fail(&[key, setting], message))
+    };
+    if !objective.is_preference() {
+        return Ok(());
+    }
+    if objective.has_reference() && model.init.is_empty() {
+        let why = "it compares a pretrained model with what it was; set model.init (--init), or use orpo or simpo";
+        return refused("model.init", "empty", why);
+    }
+    if objective.has_reference() && model.new_tokenizer {
+        return refused("model.new_tokenizer", "true", "the model that it is compared with has another vocabulary");
+    }
+    if train.label_smoothing > 0.0 {
+        let why = "it is of classes; preference.label_smoothing is of pairs";
+        return refused("train.label_smoothing", &train.label_smoothing.to_string(), why);
+    }
+    if data.packing == Packing::Stream {
+        return refused("data.packing", "stream", "an answer must be whole; use documents or off");
+    }
+    if WITHOUT_HEADS.contains(&model.kind.as_str()) {
+        return refused("model.kind", &model.kind, "a recurrent model does not keep the answers of a row apart");
     }
     Ok(())
 }

@@ -110,6 +110,23 @@ pub trait LanguageModel: Module + Send + Sync {
         h.linear_cross_entropy_with_bias(self.head(), self.head_bias(), targets, criterion, loss_scale)
     }
 
+    /// The log-probabilities of `targets` (B, T) after `ids` (B, T) and the `past`, in nats: (B, T), f32; 0 for ignored
+    /// labels. Gradients are multiplied by `loss_scale` (1), if there is one.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    fn log_probs(
+        &self,
+        ids: &Tensor,
+        targets: &Tensor,
+        past: Past,
+        dropout: &Dropout,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let h = self.hidden(ids, past, dropout)?; // (B, T, C)
+        h.linear_log_probs(self.head(), self.head_bias(), targets, loss_scale)
+    }
+
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V), f32.
     ///
     /// # Errors

@@ -15,6 +15,8 @@ pub struct StepPoint {
     /// Tokens trained on since the start of the run.
     pub tokens: f64,
     pub tokens_per_s: f64,
+    /// How much higher the mean reward of chosen answers is, with an objective of preferences.
+    pub reward_margin: f64,
 }
 
 /// An evaluation.
@@ -26,6 +28,9 @@ pub struct EvaluationPoint {
     pub bits_per_byte: f64,
     /// Whether decoding restores the text exactly.
     pub lossless: bool,
+    /// With an objective of preferences: the fraction of pairs in the right order, and the margin of the rewards.
+    pub reward_accuracy: f64,
+    pub reward_margin: f64,
 }
 
 /// A rollback to a checkpoint.
@@ -82,6 +87,7 @@ impl Metrics {
                     grad_norm: number("grad_norm"),
                     tokens: number("tokens"),
                     tokens_per_s: number("tokens_per_s"),
+                    reward_margin: number("reward_margin"),
                 });
             }
             "eval" => {
@@ -93,6 +99,8 @@ impl Metrics {
                     perplexity: number("perplexity"),
                     bits_per_byte: number("bits_per_byte"),
                     lossless: line.get("lossless").and_then(Value::as_bool).unwrap_or(true),
+                    reward_accuracy: number("reward_accuracy"),
+                    reward_margin: number("reward_margin"),
                 });
             }
             "rollback" => {

@@ -44,7 +44,7 @@ pub fn compare_page(runs: &[RunRecord]) -> String {
 
 /// The data of a run in both pages.
 fn run_json(run: &RunRecord) -> Value {
-    let Curves { train, validation, learning_rate, grad_norm, tokens_per_s } = Curves::of(run);
+    let Curves { train, validation, learning_rate, grad_norm, tokens_per_s, reward_margin } = Curves::of(run);
     let tokens = Some(run.tokens_per_step()).filter(|tokens| tokens.is_finite());
     let rollbacks = run.metrics.rollbacks.iter();
     let rollbacks = rollbacks.map(|r| json!({ "from_step": r.from_step, "step": r.step, "cause": r.cause }));
@@ -54,6 +54,7 @@ fn run_json(run: &RunRecord) -> Value {
         "series": {
             "train": train.json(), "smoothed": train.smoothed().json(), "validation": validation.json(),
             "learning_rate": learning_rate.json(), "grad_norm": grad_norm.json(), "tokens_per_s": tokens_per_s.json(),
+            "reward_margin": reward_margin.json(),
         },
         "rollbacks": rollbacks.collect::<Vec<_>>(),
     })

@@ -29,6 +29,8 @@ function figures() {
         fixed(best.bits_per_byte, 3),
         best.lossless ? "of the best" : "that can be decoded",
       ],
+    best && best.reward_accuracy !== null && ["accuracy", `${fixed(100 * best.reward_accuracy, 1)}%`, "of the best"],
+    best && best.reward_margin !== null && ["reward margin", short(best.reward_margin), "of the best"],
     summary.train_loss !== null && ["training loss", fixed(summary.train_loss, 4), "of the last logged step"],
     ["steps", String(summary.steps), [of, epochs].filter(Boolean).join(", ")],
     summary.tokens_per_s !== null && [
@@ -121,6 +123,9 @@ function charts() {
     small("gradient norm", series.grad_norm, { yLog: true, yFormat: number }),
     small("tokens per second", series.tokens_per_s, { yFormat: short }),
   );
+  if (series.reward_margin.values.some(isNumber)) {
+    all.push(small("reward margin", series.reward_margin, { yFormat: number }));
+  }
   const causes = data.rollbacks.map((r) =>
     make("p", { class: "note" }, `Went back from step ${r.from_step} to ${r.step}: ${r.cause}`),
   );

@@ -85,6 +85,7 @@ pub(super) struct Curves {
     pub learning_rate: Series,
     pub grad_norm: Series,
     pub tokens_per_s: Series,
+    pub reward_margin: Series,
 }
 
 impl Curves {
@@ -101,6 +102,7 @@ impl Curves {
             learning_rate: of(|point| point.learning_rate),
             grad_norm: of(|point| point.grad_norm),
             tokens_per_s: of(|point| point.tokens_per_s),
+            reward_margin: of(|point| point.reward_margin),
         }
     }
 }

@@ -15,6 +15,9 @@ pub struct Best {
     pub bits_per_byte: Option<f64>,
     /// Whether decoding restores the text exactly; if not, bits are per decodable byte.
     pub lossless: bool,
+    /// With an objective of preferences: the fraction of pairs in the right order, and the margin of the rewards.
+    pub reward_accuracy: Option<f64>,
+    pub reward_margin: Option<f64>,
 }
 
 /// A row of the list of runs. Unknown values are `None`.
@@ -79,6 +82,8 @@ impl RunSummary {
                 perplexity: finite(best.perplexity),
                 bits_per_byte: finite(best.bits_per_byte),
                 lossless: best.lossless,
+                reward_accuracy: finite(best.reward_accuracy),
+                reward_margin: finite(best.reward_margin),
             }),
             validation_loss: metrics.evaluations.last().and_then(|point| finite(point.loss)),
             train_loss: metrics.last_loss(),

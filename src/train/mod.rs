@@ -28,7 +28,7 @@ pub use plan::{
     Cluster, ClusterPlan, ClusterRow, Footprint, Memory, Passes, Plan, PlannedRanks, Rates, RunPlan, Saving, Speed,
     TimePlan, check_size, plan_run,
 };
-pub use run::events::{Event, LossScale, Start, Step, Summary};
+pub use run::events::{Event, LossScale, Rewards, Start, Step, Summary};
 pub use run::folder::{RunFolder, newest_run, newest_unfinished_run, remove_run};
 pub use run::lock::check_unused;
 pub use run::options::TrainOptions;

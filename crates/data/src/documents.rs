@@ -39,13 +39,15 @@ pub enum Label {
     /// The better one of two answers to a prompt. The next document is the other.
     Chosen,
     Rejected,
-    /// An answer that is wanted, or not, by itself.
+    /// An answer that is wanted, or not, by itself. With the next document, a [`Label::Mismatched`] one, in a row.
     Desirable,
     Undesirable,
+    /// The prompt of the answer before it, and the answer to another one. Only rows have such documents.
+    Mismatched,
 }
 
 impl Label {
-    const ALL: [Label; 5] = [Label::None, Label::Chosen, Label::Rejected, Label::Desirable, Label::Undesirable];
+    const IN_FILES: [Label; 5] = [Label::None, Label::Chosen, Label::Rejected, Label::Desirable, Label::Undesirable];
 
     /// Its code in files; that of texts is 0.
     fn code(self) -> u64 {
@@ -100,9 +102,9 @@ impl Documents {
         self.stretches.last().map_or(0, |last| last.end)
     }
 
-    /// Whether some tokens are read and not predicted.
+    /// Whether some tokens are read and not predicted, or documents have labels.
     pub(super) fn has_prompts(&self) -> bool {
-        self.stretches.iter().any(|stretch| !stretch.predicted)
+        self.stretches.iter().any(|stretch| !stretch.predicted || stretch.ends.unwrap_or_default() != Label::None)
     }
 
     /// All documents in order, including tokens after the last end.
@@ -168,7 +170,7 @@ impl Documents {
         let (numbers, rest) = bytes.as_chunks::<8>();
         let stretch = |number: &[u8; 8]| {
             let number = u64::from_le_bytes(*number);
-            let label = *Label::ALL.get((number >> LABEL_SHIFT) as usize).ok_or_else(damaged)?;
+            let label = *Label::IN_FILES.get((number >> LABEL_SHIFT) as usize).ok_or_else(damaged)?;
             let end = (number << 4) >> 6;
             Ok(Stretch { end, ends: (number & 2 != 0).then_some(label), predicted: number & 1 != 0 })
         };

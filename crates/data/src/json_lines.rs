@@ -185,6 +185,7 @@ mod tests {
             Label::Rejected => "rejected",
             Label::Desirable => "desirable",
             Label::Undesirable => "undesirable",
+            Label::Mismatched => unreachable!("no file has one"),
         }
     }
 

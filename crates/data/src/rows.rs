@@ -5,13 +5,14 @@
 //! dropped instead, because it means little without the prompt.
 //!
 //! The two answers of a pair share a row, so that every row has a loss of its own. A pair that is longer than the row is
-//! truncated: each answer to half of it, or the longer one to what the other leaves.
+//! truncated: each answer to half of it, or the longer one to what the other leaves. An answer with a label of its own
+//! is paired with its prompt before the answer of the previous document, which KTO needs.
 //!
 //! Packing is best-fit decreasing: the longest first, each into the fullest row that has room (Johnson et al. 1974; for
 //! training, Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). Documents do not attend to each other,
 //! so it does not matter which share a row.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::documents::{Document, Label, Packing};
@@ -28,7 +29,11 @@ pub(super) struct Rows {
     ends: Vec<u32>,
     block_size: usize,
     left_out: LeftOut,
+    mismatched: Mismatched,
 }
+
+/// By the start of each document with a label of its own: the tokens of its prompt, and another answer.
+type Mismatched = HashMap<u64, (usize, Range<u64>)>;
 
 /// A document, or as much of it as a row takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,7 +83,8 @@ impl Rows {
     /// # Errors
     /// If there is nothing to predict, or more rows than can be counted.
     pub(super) fn new(tokens: Tokens, block_size: usize) -> Result<Rows> {
-        let (mut pieces, left_out) = pieces(&tokens, block_size);
+        let mismatched = mismatched(&tokens);
+        let (mut pieces, left_out) = pieces(&tokens, block_size, &mismatched);
         let order = match tokens.packing() {
             Packing::Documents => pack(&pieces, block_size),
             _ => units(&pieces).map(|(first, _)| unit(&pieces, first).collect()).collect(),
@@ -97,7 +103,7 @@ impl Rows {
             pieces.extend(row.into_iter().map(|piece| all[piece as usize]));
             ends.push(pieces.len() as u32);
         }
-        Ok(Rows { tokens, pieces, ends, block_size, left_out })
+        Ok(Rows { tokens, pieces, ends, block_size, left_out, mismatched })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -126,8 +132,13 @@ impl Rows {
         let mut at = 0;
         for piece in &self.pieces[first..self.ends[number] as usize] {
             let (start, end) = (piece.start as usize, at + piece.inputs as usize);
-            self.tokens.copy(start, &mut ids[at..end]);
-            self.tokens.copy_targets(start + 1, &mut targets[at..end]);
+            match piece.label {
+                Label::Mismatched => self.mismatch(piece.start, &mut ids[at..end], &mut targets[at..end]),
+                _ => {
+                    self.tokens.copy(start, &mut ids[at..end]);
+                    self.tokens.copy_targets(start + 1, &mut targets[at..end]);
+                }
+            }
             starts[at..end].fill(at as u32);
             if piece.label != Label::None {
                 answers.push(Answer { places: at..end, label: piece.label });
@@ -138,10 +149,22 @@ impl Rows {
         starts[at..].fill(at as u32);
         Row { ids, targets, starts: Some(starts), answers }
     }
+
+    /// The prompt of the document at `start`, and the answer to another.
+    fn mismatch(&self, start: u64, ids: &mut [u32], targets: &mut [u32]) {
+        let (prompt, answer) = self.mismatched[&start].clone();
+        let mut all = vec![0; ids.len() + 1];
+        let (of_prompt, of_answer) = all.split_at_mut(prompt.min(ids.len() + 1));
+        self.tokens.copy(start as usize, of_prompt);
+        self.tokens.copy(answer.start as usize, of_answer);
+        ids.copy_from_slice(&all[..ids.len()]);
+        let unpredicted = prompt.saturating_sub(1).min(targets.len());
+        targets[unpredicted..].copy_from_slice(&all[unpredicted + 1..]);
+    }
 }
 
 /// The documents of a text, those that are longer than a row cut.
-fn pieces(tokens: &Tokens, block_size: usize) -> (Vec<Piece>, LeftOut) {
+fn pieces(tokens: &Tokens, block_size: usize, mismatched: &Mismatched) -> (Vec<Piece>, LeftOut) {
     let (mut pieces, mut left_out) = (vec![], LeftOut::default());
     let mut documents = tokens.documents();
     while let Some(document) = documents.next() {
@@ -157,7 +180,18 @@ fn pieces(tokens: &Tokens, block_size: usize) -> (Vec<Piece>, LeftOut) {
             } else {
                 left_out.whole += 1;
             }
-        } else if document.has_prompt || label != Label::None {
+        } else if label != Label::None {
+            let (prompt, answer) = mismatched[&start].clone();
+            let other = (prompt + (answer.end - answer.start) as usize).saturating_sub(1);
+            let [kept, of_other] = fit([inputs, other], block_size);
+            if is_predicted(tokens, start, kept) && of_other >= prompt.max(1) {
+                left_out.cut += usize::from(kept + of_other < inputs + other);
+                pieces.push(Piece { start, inputs: kept as u32, label });
+                pieces.push(Piece { start, inputs: of_other as u32, label: Label::Mismatched });
+            } else {
+                left_out.whole += 1;
+            }
+        } else if document.has_prompt {
             let kept = inputs.min(block_size);
             if is_predicted(tokens, start, kept) {
                 left_out.cut += usize::from(kept < inputs);
@@ -179,6 +213,18 @@ fn inputs_of(document: &Document) -> usize {
     (document.end - document.start).saturating_sub(1) as usize
 }
 
+fn mismatched(tokens: &Tokens) -> Mismatched {
+    let labelled = |document: &Document| matches!(document.label, Label::Desirable | Label::Undesirable);
+    let documents: Vec<Document> = tokens.documents().filter(labelled).collect();
+    let answers = documents.iter().map(|document| document.start + tokens.prompt_of(document) as u64..document.end);
+    let answers: Vec<Range<u64>> = answers.collect();
+    let each = documents.iter().enumerate().map(|(i, document)| {
+        let other = i.checked_sub(1).unwrap_or(documents.len() - 1);
+        (document.start, ((answers[i].start - document.start) as usize, answers[other].clone()))
+    });
+    each.collect()
+}
+
 /// What two answers of these lengths keep in a row.
 fn fit([a, b]: [usize; 2], block_size: usize) -> [usize; 2] {
     let half = block_size / 2;
@@ -194,7 +240,7 @@ fn is_predicted(tokens: &Tokens, start: u64, inputs: usize) -> bool {
 
 /// What shares a row: a pair, or one piece. The number of its first piece, and its inputs.
 fn units(pieces: &[Piece]) -> impl Iterator<Item = (u32, usize)> {
-    let firsts = (0..pieces.len()).filter(|&piece| pieces[piece].label != Label::Rejected);
+    let firsts = (0..pieces.len()).filter(|&piece| !matches!(pieces[piece].label, Label::Rejected | Label::Mismatched));
     firsts.map(|first| {
         (first as u32, unit(pieces, first as u32).map(|piece| pieces[piece as usize].inputs as usize).sum())
     })
@@ -202,12 +248,12 @@ fn units(pieces: &[Piece]) -> impl Iterator<Item = (u32, usize)> {
 
 /// The pieces of a unit.
 fn unit(pieces: &[Piece], first: u32) -> std::ops::RangeInclusive<u32> {
-    first..=first + u32::from(pieces[first as usize].label == Label::Chosen)
+    first..=first + u32::from(pieces[first as usize].label != Label::None)
 }
 
 /// Counts documents that are truncated or dropped in rows of `block_size` tokens.
 pub(super) fn left_out(tokens: &Tokens, block_size: usize) -> (usize, usize) {
-    let (_, LeftOut { cut, whole }) = pieces(tokens, block_size);
+    let (_, LeftOut { cut, whole }) = pieces(tokens, block_size, &mismatched(tokens));
     (cut, whole)
 }
 
@@ -342,6 +388,38 @@ mod tests {
             assert_eq!(rows.len(), if packing == Packing::Off { 4 } else { 3 });
             assert_eq!(left_out(&tokens, 12), (2, 0));
         }
+    }
+
+    #[test]
+    fn an_answer_with_a_label_shares_a_row_with_its_prompt_before_the_previous_answer() {
+        let mut layout = Documents::default();
+        for (prompt, answer, label) in [(2, 3, Label::Desirable), (1, 2, Label::Undesirable), (3, 1, Label::Desirable)]
+        {
+            layout.add(prompt, false, None);
+            layout.add(answer, true, Some(label));
+        }
+        // 100-101 102-104 | 105 106-107 | 108-110 111
+        let ids: Vec<u32> = (100..100 + layout.tokens() as u32).collect();
+        let tokens = Tokens::from(ids).in_documents(layout, Packing::Off).unwrap();
+        let rows = Rows::new(tokens, 10).unwrap();
+        let row = |number| {
+            let row: Row = rows.row(number);
+            let [own, other] = &row.answers[..] else { panic!("{row:?}") };
+            assert_eq!(other.label, Label::Mismatched);
+            let of = |answer: &Answer| {
+                let targets = &row.targets[answer.places.clone()];
+                let predicted: Vec<u32> = targets.iter().copied().filter(|&t| t != IGNORE_INDEX).collect();
+                (row.ids[answer.places.clone()].to_vec(), predicted)
+            };
+            (own.label, of(own), of(other))
+        };
+        let expected = (Label::Desirable, (vec![100, 101, 102, 103], vec![102, 103, 104]), (vec![100, 101], vec![111]));
+        assert_eq!(row(0), expected);
+        let expected =
+            (Label::Undesirable, (vec![105, 106], vec![106, 107]), (vec![105, 102, 103], vec![102, 103, 104]));
+        assert_eq!(row(1), expected);
+        let expected = (Label::Desirable, (vec![108, 109, 110], vec![111]), (vec![108, 109, 110, 106], vec![106, 107]));
+        assert_eq!(row(2), expected);
     }
 
     #[test]

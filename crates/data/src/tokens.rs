@@ -102,7 +102,8 @@ impl Tokens {
         self.packing != Packing::Stream
     }
 
-    /// Length of each document, tokens; of a pair of answers the places that both take in a row, and one more.
+    /// Length of each document, tokens; of a pair of answers the places that both take in a row, and one more. An answer
+    /// with a label of its own counts as if it were the other one too.
     pub fn document_lengths(&self) -> impl Iterator<Item = usize> {
         let mut chosen = 0;
         self.documents().filter_map(move |document| {
@@ -112,6 +113,7 @@ impl Tokens {
                     chosen = length.saturating_sub(1);
                     None
                 }
+                Label::Desirable | Label::Undesirable => Some((2 * length).saturating_sub(1)),
                 _ => Some(length + std::mem::take(&mut chosen)),
             }
         })
@@ -146,7 +148,7 @@ impl Tokens {
             match document.label {
                 Label::None => labels.texts += 1,
                 Label::Chosen => labels.pairs += 1,
-                Label::Rejected => {}
+                Label::Rejected | Label::Mismatched => {}
                 Label::Desirable => labels.desirable += 1,
                 Label::Undesirable => labels.undesirable += 1,
             }
@@ -171,14 +173,22 @@ impl Tokens {
         }
     }
 
+    /// How many tokens at the beginning of a document are not predicted.
+    pub(super) fn prompt_of(&self, document: &Document) -> usize {
+        let (mut length, count) = (0, (document.end - document.start) as usize);
+        if let Some(documents) = &self.documents {
+            documents.each_unpredicted(document.start, count, |range| {
+                length += if range.start == length { range.len() } else { 0 };
+            });
+        }
+        length
+    }
+
     /// The prompt of the first document with a prompt of fewer than `room` tokens, such as a question.
     pub fn first_prompt(&self, room: usize) -> Option<Vec<u32>> {
         let documents = self.documents.as_ref()?;
         let prompt = |document: Document| {
-            let (mut length, count) = (0, (document.end - document.start) as usize);
-            documents.each_unpredicted(document.start, count, |range| {
-                length += if range.start == length { range.len() } else { 0 };
-            });
+            let (length, count) = (self.prompt_of(&document), (document.end - document.start) as usize);
             (1..room.min(count)).contains(&length).then_some((document.start as usize, length))
         };
         let (start, length) = documents.iter().filter(|document| document.has_prompt).find_map(prompt)?;

@@ -66,10 +66,14 @@ fn text(run: &RunRecord, s: &RunSummary, page: &str) -> String {
         let _ = writeln!(text, "  note        {note}");
     }
     let best = |best: &Best| {
-        let bits = or_dash(best.bits_per_byte, |bits| format!("{bits:.3}"));
         let byte = if best.lossless { "byte" } else { "decodable byte" };
-        let perplexity = or_dash(best.perplexity, units::perplexity);
-        format!("{} at step {}, perplexity {perplexity}, bits per {byte} {bits}", units::loss(best.loss), best.step)
+        let more = [
+            best.perplexity.map(|perplexity| format!(", perplexity {}", units::perplexity(perplexity))),
+            best.bits_per_byte.map(|bits| format!(", bits per {byte} {bits:.3}")),
+            best.reward_accuracy.map(|accuracy| format!(", accuracy {:.1}%", 100.0 * accuracy)),
+            best.reward_margin.map(|margin| format!(", margin {}", units::number(margin))),
+        ];
+        format!("{} at step {}{}", units::loss(best.loss), best.step, more.into_iter().flatten().collect::<String>())
     };
     let four = units::loss;
     let total = s.total_steps.filter(|total| *total != s.steps).map_or(String::new(), |total| format!(" of {total}"));

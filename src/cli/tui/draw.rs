@@ -261,6 +261,7 @@ mod tests {
                 tokens: Some(64 * step as u64),
                 tokens_per_s: Some(12_345.0),
                 loss_scale: None,
+                rewards: None,
             };
             state.event(&Event::Step(numbers));
         }
@@ -273,6 +274,7 @@ mod tests {
             tokens: 100,
             context: 16,
             stride: 16,
+            rewards: None,
         };
         state.event(&Event::Evaluated { step: 200, split: "validation", result, best: true });
         state.event(&Event::Progress { step: 250 });

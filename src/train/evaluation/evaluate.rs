@@ -5,6 +5,7 @@ use crate::models::{Cache, Documents, LanguageModel, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::tensor::{Readback, no_grad};
+use crate::train::evaluation::preference::{Answers, Preference, Rewards, Rows, Totals};
 use crate::{Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,9 @@ pub struct Evaluation {
     pub tokens: usize,
     /// Context length, tokens.
     pub context: usize,
+    /// Rewards of preferences, whose mean loss `loss` is then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewards: Option<Rewards>,
     /// Tokens between starts of windows; below `context`, every target has at least `context - stride` tokens of
     /// context.
     pub stride: usize,
@@ -63,6 +67,21 @@ pub fn evaluate(
     windows: Windows,
     stop: &AtomicBool,
 ) -> Result<Option<Evaluation>> {
+    evaluate_objective(model, tokens, coverage, windows, None, stop)
+}
+
+/// [`evaluate`], but the loss is that of preferences if there are any.
+///
+/// # Errors
+/// Those of [`evaluate`].
+pub(in crate::train) fn evaluate_objective(
+    model: &dyn LanguageModel,
+    tokens: &Tokens,
+    coverage: &Coverage,
+    windows: Windows,
+    preference: Option<&Preference>,
+    stop: &AtomicBool,
+) -> Result<Option<Evaluation>> {
     let Windows { context, batch_size, max_batches, .. } = windows;
     if batch_size == 0 {
         return Err(Error::Invalid("a batch must have a window: batch_size is 0".into()));
@@ -79,16 +98,17 @@ pub fn evaluate(
         if batch.is_empty() {
             break;
         }
-        readings.push(loss(model, &batch, carried.as_mut())?);
+        readings.push(loss(model, &batch, carried.as_mut(), preference)?);
     }
     let mut total = Total::default();
     for (loss, count) in readings {
-        total.add(bytemuck::pod_read_unaligned(&loss.wait()?), count);
+        total.add(&loss.wait()?, count);
     }
-    Ok(Some(total.evaluation(tokens, coverage, windows)))
+    Ok(Some(total.evaluation(tokens, coverage, windows, preference)))
 }
 
-/// The mean loss of rows, on its way from the device, and how many tokens they predict.
+/// The mean loss of rows, or the sums of preferences, on their way from the device, and how many tokens they predict.
+/// KTO's KL is that of these rows.
 ///
 /// # Errors
 /// If the device reported an error.
@@ -96,16 +116,25 @@ pub(in crate::train) fn loss(
     model: &dyn LanguageModel,
     rows: &[Row],
     carried: Option<&mut Cache>,
+    preference: Option<&Preference>,
 ) -> Result<(Readback, usize)> {
     let of = |part: fn(&Row) -> &[u32]| rows.iter().flat_map(part).copied().collect::<Vec<u32>>();
-    let (ids, targets) = (of(|row| &row.ids), of(|row| &row.targets));
+    let (ids, host_targets) = (of(|row| &row.ids), of(|row| &row.targets));
     let starts = of(|row| row.starts.as_deref().unwrap_or_default());
-    let count = targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
+    let count = host_targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
     let (shape, device) = ([rows.len(), ids.len() / rows.len().max(1)], model.device());
     let loss = no_grad(|| {
         let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
         let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
-        let targets = Tensor::from_u32(&targets, shape, &device)?; // (B, T)
+        let targets = Tensor::from_u32(&host_targets, shape, &device)?; // (B, T)
+        if let Some(preference) = preference {
+            let t = shape[1];
+            let answers =
+                rows.iter().enumerate().flat_map(|(row, of)| of.answers.iter().cloned().map(move |a| a.from(row * t)));
+            let answers = Answers::new(&answers.collect::<Vec<_>>(), 0..host_targets.len(), &host_targets);
+            let rows = Rows { ids: &ids, targets: &targets, documents: documents.as_ref(), answers: &answers };
+            return preference.evaluate(model, rows)?.read_later();
+        }
         let past = carried.map_or(documents.as_ref().into(), Past::Cache);
         model.loss(&ids, &targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
     })?;
@@ -117,18 +146,32 @@ pub(in crate::train) fn loss(
 pub(in crate::train) struct Total {
     loss: f64,
     predicted: usize,
+    preferences: Totals,
 }
 
 impl Total {
-    /// Adds the mean loss of `count` targets.
-    pub fn add(&mut self, loss: f32, count: usize) {
-        self.loss += f64::from(loss) * count as f64;
+    /// Adds what the device told of `count` targets.
+    pub fn add(&mut self, bytes: &[u8], count: usize) {
+        if bytes.len() == size_of::<f32>() {
+            self.loss += f64::from(bytemuck::pod_read_unaligned::<f32>(bytes)) * count as f64;
+        } else {
+            self.preferences.add_bytes(bytes);
+        }
         self.predicted += count;
     }
 
     /// The evaluation from these sums.
-    pub fn evaluation(&self, tokens: &Tokens, coverage: &Coverage, windows: Windows) -> Evaluation {
-        let loss = self.loss / self.predicted.max(1) as f64;
+    pub fn evaluation(
+        &self,
+        tokens: &Tokens,
+        coverage: &Coverage,
+        windows: Windows,
+        preference: Option<&Preference>,
+    ) -> Evaluation {
+        let loss = match preference {
+            Some(preference) => preference.loss_of(&self.preferences),
+            None => self.loss / self.predicted.max(1) as f64,
+        };
         // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
         let bytes = coverage.decodable_bytes as f64 * self.predicted as f64 / tokens.targets().max(1) as f64;
         Evaluation {
@@ -138,6 +181,7 @@ impl Total {
             lossless: coverage.lossless,
             unknown_share: coverage.unknown_share,
             tokens: self.predicted,
+            rewards: preference.map(|_| self.preferences.rewards()),
             context: windows.context,
             stride: windows.stride,
         }

@@ -3,4 +3,5 @@
 pub(super) mod choices;
 pub(super) mod diagnosis;
 pub(super) mod evaluate;
+pub(in crate::train) mod preference;
 pub(super) mod prompt;

@@ -1,6 +1,7 @@
 //! Memory and kernels of a run's steps, measured by recording steps on a `DryRun`.
 
-use crate::config::Config;
+use crate::config::{Config, Objective};
+use crate::data::{Answer, Label};
 use crate::gpu::Launch;
 use crate::models::{Documents, LanguageModel, ModelConfig, build};
 use crate::nn::Dropout;
@@ -9,7 +10,9 @@ use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::step::{GradientSync, Losses, SingleDevice, Training, step};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
+use crate::train::evaluation::preference::{Answers, Counts, Preference, Rows};
 use crate::train::setup::adapters::lora;
+use crate::train::setup::reference::preference;
 use crate::train::step::ranks::{DryRanks, Place, TokenRows};
 use crate::train::step::replica::{criterion, pass_dropout};
 use crate::train::step::update_rules::on_device;
@@ -55,7 +58,8 @@ impl Footprint {
         let (mut alone, mut ranks) = (SingleDevice, rows.map(DryRanks));
         let sync: &mut dyn GradientSync = ranks.as_mut().map_or(&mut alone, |ranks| ranks);
         let shape = [batch_size, config.model.block_size];
-        let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
+        let preference = preference(config, model.config(), &device)?;
+        let batch = Batch { model: &*model, config, shape, in_documents, device: &device, preference };
         // From the second update on there is a gradient to be replaced.
         let host = match parameters.optimizer_device() {
             Device::DryRun(host) if parameters.is_offloaded() => Some(host),
@@ -68,7 +72,7 @@ impl Footprint {
         // Before the batches of an evaluation, and after them.
         optimizer.swap_averages(&parameters)?;
         dry_run.take_costs();
-        no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1.0))?;
+        no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1))?;
         let evaluation = dry_run.take_costs();
         let launches = dry_run.take_plans().into_iter().flat_map(|(_, plan)| plan.launches).collect();
         let host_bytes = host.map_or(0, |host| host.memory().peak_bytes + parameters.arriving_bytes());
@@ -129,6 +133,7 @@ struct Batch<'a> {
     shape: [usize; 2],
     in_documents: bool,
     device: &'a Device,
+    preference: Option<Preference>,
 }
 
 impl Batch<'_> {
@@ -140,7 +145,7 @@ impl Batch<'_> {
     ) -> Result<()> {
         let loss = |pass, loss_scale: Option<&Tensor>| {
             let dropout = pass_dropout(self.config, pass as u64);
-            self.loss(&dropout, criterion(self.config), loss_scale, 1.0 / micro_batches as f32)
+            self.loss(&dropout, criterion(self.config), loss_scale, micro_batches)
         };
         let training = Training { parameters, optimizer, sync };
         step(training, &[], Losses::Parts, 0..micro_batches, loss, 1e-3).map(drop)
@@ -152,14 +157,39 @@ impl Batch<'_> {
         dropout: &Dropout,
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
-        weight: f32,
+        micro_batches: usize,
     ) -> Result<Tensor> {
         let tokens = || Tensor::zeros(self.shape, DType::U32, self.device);
         let documents =
             self.in_documents.then(|| Ok::<_, Error>(Documents { starts: tokens()?, positions: tokens()? }));
         let documents = documents.transpose()?;
+        if let Some(preference) = &self.preference {
+            let answers = self.answers();
+            let documents = documents.as_ref();
+            let rows = Rows { ids: &tokens()?, targets: &tokens()?, documents, answers: &answers };
+            let kl = preference.needs_kl().then(|| preference.kl(self.model, rows)).transpose()?;
+            let sums = preference.sums(self.model, rows, dropout, loss_scale, kl.as_ref())?;
+            return preference.loss(&sums, Counts { examples: micro_batches * self.shape[0], tokens: self.tokens() });
+        }
         let loss =
             self.model.loss(&tokens()?, &tokens()?, documents.as_ref().into(), dropout, criterion, loss_scale)?;
-        if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
+        if micro_batches == 1 { Ok(loss) } else { loss.scale(1.0 / micro_batches as f32) }
+    }
+
+    fn tokens(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+
+    /// A pair in each row.
+    fn answers(&self) -> Answers {
+        let [rows, t] = self.shape;
+        let is_kto = self.config.train.objective == Objective::Kto;
+        let labels = if is_kto { [Label::Desirable, Label::Mismatched] } else { [Label::Chosen, Label::Rejected] };
+        let pair = |row: usize| {
+            let [start, middle, end] = [row * t, row * t + t / 2, (row + 1) * t];
+            [(start..middle, labels[0]), (middle..end, labels[1])]
+        };
+        let all = (0..rows).flat_map(pair).map(|(places, label)| Answer { places, label });
+        Answers::new(&all.collect::<Vec<_>>(), 0..self.tokens(), &vec![0; self.tokens()])
     }
 }

@@ -5,6 +5,7 @@ pub use crate::fit::LossScale;
 use crate::models::ModelConfig;
 use crate::profile::Report;
 use crate::train::evaluation::evaluate::Evaluation;
+pub use crate::train::evaluation::preference::Rewards;
 use crate::train::step::ranks::RankTimes;
 use crate::units;
 use serde::Serialize;
@@ -123,6 +124,8 @@ pub struct Step {
     pub tokens_per_s: Option<f64>,
     /// In mixed precision.
     pub loss_scale: Option<LossScale>,
+    /// Of preferences, on the first device.
+    pub rewards: Option<Rewards>,
 }
 
 /// The result of a run.
@@ -199,14 +202,23 @@ impl Event {
                     line["loss_scale"] = scale.into();
                     line["overflows"] = overflows.into();
                 }
+                add_rewards(&mut line, s.rewards);
                 line
             }
-            Event::Evaluated { step, split, result, .. } => json!({
-                "kind": "eval", "split": split, "step": step, "loss": result.loss,
-                "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte,
-                "lossless": result.lossless, "unknown_share": result.unknown_share,
-                "tokens": result.tokens, "context": result.context, "stride": result.stride,
-            }),
+            Event::Evaluated { step, split, result, .. } => {
+                let mut line = json!({
+                    "kind": "eval", "split": split, "step": step, "loss": result.loss,
+                    "lossless": result.lossless, "unknown_share": result.unknown_share,
+                    "tokens": result.tokens, "context": result.context, "stride": result.stride,
+                });
+                // The loss of a preference is of no token.
+                if result.rewards.is_none() {
+                    line["perplexity"] = result.perplexity.into();
+                    line["bits_per_byte"] = result.bits_per_byte.into();
+                }
+                add_rewards(&mut line, result.rewards);
+                line
+            }
             Event::Epoch { epoch, seconds } => json!({ "kind": "epoch", "epoch": epoch, "seconds": seconds }),
             Event::Saved { step, path } => json!({ "kind": "checkpoint", "step": step, "path": path }),
             Event::RolledBack { from_step, step, cause, learning_rate_factor } => json!({
@@ -225,6 +237,22 @@ impl Event {
                 "profile": s.report, "ranks": s.ranks,
             }),
         })
+    }
+}
+
+fn add_rewards(line: &mut Value, rewards: Option<Rewards>) {
+    let Some(rewards) = rewards else { return };
+    let Rewards { chosen, rejected, accuracy } = rewards;
+    let margin = rewards.margin();
+    for (name, value) in [
+        ("reward_chosen", chosen),
+        ("reward_rejected", rejected),
+        ("reward_accuracy", accuracy),
+        ("reward_margin", margin),
+    ] {
+        if let Some(value) = value {
+            line[name] = value.into();
+        }
     }
 }
 

@@ -56,6 +56,7 @@ mod tests {
             tokens: 100,
             context: 16,
             stride: 16,
+            rewards: None,
         };
         overfitting(epochs, Some(train), Some(&evaluation), Some(Best { step: best.0, loss: best.1 }), 1500)
     }

@@ -7,5 +7,6 @@ pub(super) mod memory_limit;
 pub(super) mod model_shape;
 pub(super) mod opening;
 pub(super) mod precision;
+pub(in crate::train) mod reference;
 pub(super) mod schedule;
 pub(super) mod vocabulary;

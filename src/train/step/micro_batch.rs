@@ -1,10 +1,12 @@
 //! The loss of a micro-batch: the part of a batch that a device computes in one pass.
 
 use super::ranks::{Piece, Share};
-use super::replica::{count_predicted, criterion, pass_dropout, predicted};
+use super::replica::{counts, criterion, pass_dropout};
 use crate::config::Config;
 use crate::data::Batch;
 use crate::models::{Cache, Documents, LanguageModel, Past};
+use crate::tensor::no_grad;
+use crate::train::evaluation::preference::{Answers, Counts, Preference, Rows};
 use crate::{Device, Result, Tensor};
 
 /// The parts of a replica that compute losses, without its optimizer.
@@ -13,60 +15,126 @@ pub(in crate::train) struct Forward<'a> {
     pub config: &'a Config,
     pub device: &'a Device,
     pub model: &'a dyn LanguageModel,
+    pub preference: Option<&'a Preference>,
+}
+
+/// What the loss of a micro-batch depends on beside its tokens.
+#[derive(Clone, Copy)]
+pub(in crate::train) struct OfStep<'a> {
+    /// The number of the forward pass of the whole batch, for dropout.
+    pub pass: u64,
+    /// Of all batches of the step.
+    pub counts: Counts,
+    /// KTO's: the sum over the step.
+    pub kl: Option<&'a Tensor>,
+    pub loss_scale: Option<&'a Tensor>,
+}
+
+/// A part of a batch on the device.
+struct OnDevice {
+    ids: Tensor,
+    targets: Tensor,
+    documents: Option<Documents>,
+    answers: Answers,
+}
+
+impl OnDevice {
+    fn rows(&self) -> Rows<'_> {
+        let OnDevice { ids, targets, documents, answers } = self;
+        Rows { ids, targets, documents: documents.as_ref(), answers }
+    }
 }
 
 impl<'a> Forward<'a> {
     /// The loss of a piece in update `step` with these batches, given the states `carried` from the preceding text.
+    /// `totals` gets the sums of preferences.
+    ///
+    /// # Errors
+    /// If the device runs out of memory for what all losses depend on.
     pub fn losses<'b>(
         self,
         share: &'b Share,
         (batches, pieces): (&'b [Batch], &[Piece]),
         step: usize,
         carried: &'b mut Option<Cache>,
-    ) -> impl FnMut(&Piece, Option<&Tensor>) -> Result<Tensor> + use<'a, 'b> {
-        let targets = match self.config.train.sync_every {
-            0 => predicted(batches),
-            _ => pieces.iter().map(|piece| count_predicted(self.targets(&batches[piece.batch], piece))).sum(),
+        totals: &'b mut Vec<Tensor>,
+    ) -> Result<impl FnMut(&Piece, Option<&Tensor>) -> Result<Tensor> + use<'a, 'b>> {
+        let counts = match self.config.train.sync_every {
+            0 => counts(batches),
+            _ => pieces.iter().map(|piece| self.counts(&batches[piece.batch], piece)).sum(),
         };
-        move |piece, loss_scale| {
+        let kl = match self.preference {
+            Some(preference) if preference.needs_kl() => Some(self.kl(preference, (batches, pieces), counts)?),
+            _ => None,
+        };
+        Ok(move |piece: &Piece, loss_scale: Option<&Tensor>| {
             let batch = &batches[piece.batch];
             let pass = (step * self.config.train.grad_accum_steps + piece.batch) as u64;
-            self.continuing(share, carried, batch, piece, |past| {
-                self.loss(batch, piece, past, (pass, targets), loss_scale)
-            })
-        }
+            let of_step = OfStep { pass, counts, kl: kl.as_ref(), loss_scale };
+            let (loss, own) =
+                self.continuing(share, carried, batch, piece, |past| self.loss(batch, piece, past, of_step))?;
+            totals.extend(own);
+            Ok(loss)
+        })
     }
 
-    /// The share of a part of a batch in the mean loss over a step's `predicted` tokens, with the dropout masks of its
-    /// sequences in the whole batch in pass `pass`.
+    /// The share of a part of a batch in the mean loss of a step, with the dropout masks of its sequences in the whole
+    /// batch; and the sums of preferences.
     pub fn loss(
         &self,
         batch: &Batch,
         piece: &Piece,
         carried: Option<&mut Cache>,
-        (pass, predicted): (u64, usize),
-        loss_scale: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let (c, device, t) = (self.config, self.device, self.config.model.block_size);
-        let (tokens, shape) = (piece.rows.start * t..piece.rows.end * t, [piece.rows.len(), t]);
-        let ids = Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?; // (B, T)
-        let targets = self.targets(batch, piece);
-        let count = count_predicted(targets);
-        let targets = Tensor::from_u32(targets, shape, device)?; // (B, T)
-        let documents =
-            batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens], shape, device)).transpose()?;
+        OfStep { pass, counts, kl, loss_scale }: OfStep,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let dropout = pass_dropout(self.config, pass).from_sequence(piece.rows.start);
+        let part = self.on_device(batch, piece)?;
+        if let Some(preference) = self.preference {
+            let sums = preference.sums(self.model, part.rows(), &dropout, loss_scale, kl)?;
+            return Ok((preference.loss(&sums, counts)?, Some(sums.totals)));
+        }
+        let OnDevice { ids, targets, documents, .. } = part;
         let past = carried.map_or(documents.as_ref().into(), Past::Cache);
-        let dropout = pass_dropout(c, pass).from_sequence(piece.rows.start);
-        let loss = self.model.loss(&ids, &targets, past, &dropout, criterion(c), loss_scale)?;
+        let loss = self.model.loss(&ids, &targets, past, &dropout, criterion(self.config), loss_scale)?;
         // The mean over a part counts by the number of its tokens, of which short documents and prompts leave more or
         // fewer.
-        let weight = count as f32 / predicted.max(1) as f32;
-        if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
+        let weight = self.counts(batch, piece).tokens as f32 / counts.tokens.max(1) as f32;
+        Ok((if weight == 1.0 { loss } else { loss.scale(weight)? }, None))
     }
 
-    fn targets<'b>(&self, batch: &'b Batch, piece: &Piece) -> &'b [u32] {
+    /// KTO's KL of a step: (), at least 0.
+    fn kl(&self, preference: &Preference, (batches, pieces): (&[Batch], &[Piece]), counts: Counts) -> Result<Tensor> {
+        no_grad(|| {
+            let mut sum = Tensor::full(0.0, [], self.device)?;
+            for piece in pieces {
+                let part = self.on_device(&batches[piece.batch], piece)?;
+                sum = sum.add(&preference.kl(self.model, part.rows())?)?;
+            }
+            sum.scale(1.0 / counts.examples.max(1) as f32)?.relu()
+        })
+    }
+
+    fn on_device(&self, batch: &Batch, piece: &Piece) -> Result<OnDevice> {
+        let (device, shape) = (self.device, [piece.rows.len(), self.config.model.block_size]);
+        let tokens = self.tokens(piece);
+        let targets = &batch.targets[tokens.clone()];
+        let starts = batch.starts.as_ref().map(|starts| &starts[tokens.clone()]);
+        Ok(OnDevice {
+            ids: Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?, // (B, T)
+            targets: Tensor::from_u32(targets, shape, device)?,                // (B, T)
+            documents: starts.map(|starts| Documents::new(starts, shape, device)).transpose()?,
+            answers: Answers::new(&batch.answers, tokens, targets),
+        })
+    }
+
+    fn counts(&self, batch: &Batch, piece: &Piece) -> Counts {
+        Counts::of(&batch.answers, &batch.targets, self.tokens(piece))
+    }
+
+    /// Of a piece in its batch.
+    fn tokens(&self, piece: &Piece) -> std::ops::Range<usize> {
         let t = self.config.model.block_size;
-        &batch.targets[piece.rows.start * t..piece.rows.end * t]
+        piece.rows.start * t..piece.rows.end * t
     }
 
     /// Computes with a part of a batch and its recurrent states, and updates them; other models have none.

@@ -1,7 +1,7 @@
 //! The state of one device: the whole model, its optimizer, and its share of every step's sequences.
 
 use super::carried;
-use super::micro_batch::Forward;
+use super::micro_batch::{Forward, OfStep};
 use super::ranks::{Piece, Place, Sequences, Share};
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
@@ -11,6 +11,8 @@ use crate::ops::Criterion;
 use crate::optim::{Moment, Optimizer, ParameterArena};
 use crate::profile::Span;
 use crate::step::{self, GradientSync, Losses, Outcome, Rehearsal, SingleDevice, Training};
+use crate::train::evaluation::preference::{Counts, Preference};
+use crate::train::setup::reference::preference;
 use crate::{Device, Error, Result, Tensor};
 use std::path::Path;
 use std::sync::Arc;
@@ -47,6 +49,11 @@ pub(in crate::train) fn predicted(batches: &[Batch]) -> usize {
     batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
 }
 
+/// What the losses of these batches are divided by.
+pub(in crate::train) fn counts(batches: &[Batch]) -> Counts {
+    batches.iter().map(|batch| Counts::of(&batch.answers, &batch.targets, 0..batch.targets.len())).sum()
+}
+
 pub(in crate::train) fn count_predicted(targets: &[u32]) -> usize {
     targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
 }
@@ -69,6 +76,8 @@ pub(in crate::train) struct Replica {
     /// Recurrent states after the last batch, for this device's sequences.
     pub carried: Option<Cache>,
     pub sync: Box<dyn GradientSync>,
+    /// The objective, if it is one of preferences.
+    pub preference: Option<Preference>,
     /// Pending notes for the user.
     pub notes: Vec<String>,
 }
@@ -83,6 +92,8 @@ pub(in crate::train) struct Update {
     pub position: Position,
     /// Tokens trained on, on all devices.
     pub tokens: u64,
+    /// Sums of preferences of this device's micro-batches.
+    pub totals: Vec<Tensor>,
 }
 
 impl Replica {
@@ -92,6 +103,9 @@ impl Replica {
     }
 
     /// A replica that computes whole steps, as on a single device.
+    ///
+    /// # Errors
+    /// If the reference of its objective cannot be loaded.
     pub fn new(
         config: Arc<Config>,
         device: Device,
@@ -99,10 +113,11 @@ impl Replica {
         tokens: Tokens,
         loader: Loader,
         place: Place,
-    ) -> Replica {
+    ) -> Result<Replica> {
+        let preference = preference(&config, trained.0.config(), &device)?;
         let share = Share::whole(Sequences::new(&config, trained.0.config().kind));
         let (model, parameters, optimizer) = trained;
-        Replica {
+        Ok(Replica {
             config,
             device,
             model,
@@ -115,8 +130,14 @@ impl Replica {
             micro_batches: 1,
             carried: None,
             sync: Box::new(SingleDevice),
+            preference,
             notes: Vec::new(),
-        }
+        })
+    }
+
+    fn forward(&self) -> Forward<'_> {
+        let Replica { config, device, model, preference, .. } = self;
+        Forward { config, device, model: &**model, preference: preference.as_ref() }
     }
 
     /// Seconds of forward and backward of `sequences` sequences: the minimum of a few runs, after a warm-up. Updates
@@ -153,9 +174,11 @@ impl Replica {
     /// The loss of a step that is aborted after its gradients.
     fn rehearse(&mut self, batches: &[Batch]) -> Result<Tensor> {
         let (pieces, mut rehearsal, carried) = (self.share.pieces(self.micro_batches), Rehearsal::default(), &mut None);
-        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
-        let loss = forward.losses(&self.share, (batches, &pieces), 0, carried);
-        let (parameters, optimizer, sync) = (&self.parameters, &mut self.optimizer, &mut rehearsal);
+        let Replica { config, device, model, preference, share, parameters, optimizer, .. } = self;
+        let forward = Forward { config, device, model: &**model, preference: preference.as_ref() };
+        let mut totals = Vec::new();
+        let loss = forward.losses(share, (batches, &pieces), 0, carried, &mut totals)?;
+        let sync = &mut rehearsal;
         step::step(Training { parameters, optimizer, sync }, &[], Losses::Parts, pieces.iter(), loss, 0.0)?;
         Ok(rehearsal.loss.expect("every device has a sequence"))
     }
@@ -171,9 +194,9 @@ impl Replica {
         let (accum, before) = (self.config.train.grad_accum_steps, self.loader.position());
         let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
         match self.update_from(&batches, step, learning_rate) {
-            Ok(step::Update { loss, squares }) => {
+            Ok((step::Update { loss, squares }, totals)) => {
                 let tokens = predicted(&batches) as u64;
-                Ok(Update { loss, squares, position: self.loader.position(), tokens })
+                Ok(Update { loss, squares, position: self.loader.position(), tokens, totals })
             }
             Err(error) => {
                 self.start_loader(before)?;
@@ -183,14 +206,19 @@ impl Replica {
     }
 
     /// Attempts at an update until one is made, or fails for good.
-    fn update_from(&mut self, batches: &[Batch], step: usize, learning_rate: f64) -> Result<step::Update> {
+    fn update_from(
+        &mut self,
+        batches: &[Batch],
+        step: usize,
+        learning_rate: f64,
+    ) -> Result<(step::Update, Vec<Tensor>)> {
         loop {
             // What an update changes is replaced only when it is made: the attempt may fail.
-            let mut carried = self.carried.clone();
-            match self.attempt(batches, step, &mut carried, learning_rate) {
+            let (mut carried, mut totals) = (self.carried.clone(), Vec::new());
+            match self.attempt(batches, step, (&mut carried, &mut totals), learning_rate) {
                 Ok(Outcome::Committed(update)) => {
                     self.carried = carried;
-                    return Ok(update);
+                    return Ok((update, totals));
                 }
                 // Another device has no memory for it.
                 Ok(Outcome::Aborted) => {}
@@ -205,15 +233,15 @@ impl Replica {
         &mut self,
         batches: &[Batch],
         step: usize,
-        carried: &mut Option<Cache>,
+        (carried, totals): (&mut Option<Cache>, &mut Vec<Tensor>),
         learning_rate: f64,
     ) -> Result<Outcome> {
         let pieces = self.share.pieces(self.micro_batches);
         let ids: Vec<&[u32]> = batches.iter().map(|batch| &*batch.ids).collect();
-        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
-        let loss = forward.losses(&self.share, (batches, &pieces), step, carried);
-        let (parameters, optimizer, sync) = (&self.parameters, &mut self.optimizer, &mut *self.sync);
-        let training = Training { parameters, optimizer, sync };
+        let Replica { config, device, model, preference, share, parameters, optimizer, sync, .. } = self;
+        let forward = Forward { config, device, model: &**model, preference: preference.as_ref() };
+        let loss = forward.losses(share, (batches, &pieces), step, carried, totals)?;
+        let training = Training { parameters, optimizer, sync: &mut **sync };
         step::step(training, &ids, Losses::Parts, pieces.iter(), loss, learning_rate)
     }
 
@@ -224,10 +252,10 @@ impl Replica {
         piece: &Piece,
         carried: Option<&mut Cache>,
         pass: u64,
-        predicted: usize,
+        counts: Counts,
     ) -> Result<Tensor> {
-        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
-        forward.loss(batch, piece, carried, (pass, predicted), self.optimizer.loss_scale())
+        let of_step = OfStep { pass, counts, kl: None, loss_scale: self.optimizer.loss_scale() };
+        Ok(self.forward().loss(batch, piece, carried, of_step)?.0)
     }
 
     /// After a step that found too little memory: from now on each part of a batch in twice as many passes.

@@ -2,5 +2,6 @@
 
 mod families;
 mod layerwise;
+mod preference;
 mod recompute;
 mod steady_memory;

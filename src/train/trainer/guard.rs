@@ -148,7 +148,7 @@ mod tests {
     /// The third logged step, with this loss and norm.
     fn step(loss: f64, grad_norm: f64) -> Step {
         let (epoch, learning_rate, tokens, tokens_per_s) = (0.0, 0.0, None, None);
-        Step { step: 30, epoch, loss, learning_rate, grad_norm, tokens, tokens_per_s, loss_scale: None }
+        Step { step: 30, epoch, loss, learning_rate, grad_norm, tokens, tokens_per_s, loss_scale: None, rewards: None }
     }
 
     fn overflowed(overflows: u64, step: Step) -> Step {

@@ -7,6 +7,7 @@ use crate::models::{Cache, Weights};
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
 use crate::tensor::{Bytes, Preparing, Readback};
 use crate::train::checkpoint::{Snapshot, TrainerState};
+use crate::train::evaluation::preference::Totals;
 use crate::train::run::events::Step;
 use crate::train::step::carried;
 use crate::train::step::ranks::Further;
@@ -66,18 +67,20 @@ pub(in crate::train) struct PendingStep {
     /// Tokens that this process has trained on, including this step.
     pub(in crate::train) tokens: u64,
     numbers: PendingNumbers,
+    /// Sums of preferences.
+    totals: Vec<Readback>,
 }
 
 impl PendingStep {
     pub(in crate::train) fn new(
         step: Step,
         tokens: u64,
-        loss: &Tensor,
-        squares: &Tensor,
+        (loss, squares, totals): (&Tensor, &Tensor, &[Tensor]),
         optimizer: &Optimizer,
     ) -> Result<PendingStep> {
+        let totals = totals.iter().map(read_back).collect::<Result<_>>()?;
         let numbers = unless_no_memory(PendingNumbers::new(loss, squares, optimizer))?;
-        Ok(PendingStep { step, tokens, numbers })
+        Ok(PendingStep { step, tokens, numbers, totals })
     }
 
     /// When its numbers arrived; `None` until they are seen to have.
@@ -91,7 +94,13 @@ impl PendingStep {
     /// If the driver reported an error.
     pub(in crate::train) fn numbers(self) -> Result<(Step, u32)> {
         let Numbers { loss, grad_norm, skipped, loss_scale } = self.numbers.wait()?;
-        Ok((Step { loss, grad_norm, loss_scale, ..self.step }, skipped))
+        let mut totals = Totals::default();
+        let has_rewards = !self.totals.is_empty();
+        for read in self.totals {
+            totals.add_bytes(&read.wait()?);
+        }
+        let rewards = has_rewards.then(|| totals.rewards());
+        Ok((Step { loss, grad_norm, loss_scale, rewards, ..self.step }, skipped))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::optim::LearningRate;
 use crate::profile::{Phase, StartUp, WallClock};
 use crate::tensor::{Bytes, Preparing};
 use crate::train::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
-use crate::train::evaluation::evaluate::{Windows, evaluate};
+use crate::train::evaluation::evaluate::{Windows, evaluate_objective};
 use crate::train::plan::precompile::Precompile;
 use crate::train::run::events::Event;
 use crate::train::run::folder::RunFolder;
@@ -248,10 +248,12 @@ impl Trainer<'_> {
         };
         let result = if self.leader.evaluates_together(&self.replica) {
             let total = self.leader.evaluate(&self.replica, &self.validation, self.options.stop);
-            total.map(|total| Some(total?.evaluation(&self.validation, &self.coverage, windows)))
+            let preference = self.replica.preference.as_ref();
+            total.map(|total| Some(total?.evaluation(&self.validation, &self.coverage, windows, preference)))
         } else {
             self.with_averages(|run| {
-                evaluate(&*run.replica.model, &run.validation, &run.coverage, windows, run.options.stop)
+                let (model, preference) = (&*run.replica.model, run.replica.preference.as_ref());
+                evaluate_objective(model, &run.validation, &run.coverage, windows, preference, run.options.stop)
             })
         };
         self.options.device.profiler().restore(measured);

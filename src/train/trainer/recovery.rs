@@ -10,7 +10,7 @@ use crate::train::evaluation::diagnosis::first_non_finite;
 use crate::train::run::events::{Event, Step};
 use crate::train::setup::init::model_at;
 use crate::train::step::ranks::{Sequences, Share};
-use crate::train::step::replica::{Replica, loader, next_batches, predicted};
+use crate::train::step::replica::{Replica, counts, loader, next_batches};
 use crate::{Error, Result};
 
 impl Trainer<'_> {
@@ -118,7 +118,7 @@ impl Trainer<'_> {
             let tokens = self.replica.tokens.clone();
             let mut loader = loader(c, self.replica.model.config().kind, tokens, position)?;
             let batches = next_batches(&mut loader, accum);
-            let targets = predicted(&batches);
+            let counts = counts(&batches);
             // The sequences of all devices.
             let pieces =
                 Share::whole(Sequences::new(c, self.replica.model.config().kind)).pieces(self.replica.micro_batches);
@@ -127,7 +127,7 @@ impl Trainer<'_> {
                 let pass = ((at - 1) * accum + micro) as u64;
                 let found = first_non_finite(&self.replica.parameters, |before_backward| {
                     let own = pieces.iter().filter(|piece| piece.batch == micro);
-                    let losses = own.map(|piece| self.replica.loss(batch, piece, None, pass, targets));
+                    let losses = own.map(|piece| self.replica.loss(batch, piece, None, pass, counts));
                     let losses = losses.collect::<Result<Vec<_>>>()?;
                     before_backward();
                     let mut free = || {

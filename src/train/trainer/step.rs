@@ -20,7 +20,7 @@ impl Trainer<'_> {
         let TrainerState { plateau, guard, step, total_steps, .. } = &self.state;
         let rate = |step| self.learning_rate.at(step, plateau.factor) * guard.learning_rate_factor;
         let learning_rate = rate(*step);
-        let Update { loss, squares, position, tokens } =
+        let Update { loss, squares, position, tokens, totals } =
             self.leader.update(&mut self.replica, *step, *total_steps, &rate)?;
         self.state.position = position;
         self.state.step += 1;
@@ -39,8 +39,9 @@ impl Trainer<'_> {
                 tokens: self.state.tokens,
                 tokens_per_s: None,
                 loss_scale: None,
+                rewards: None,
             };
-            let pending = PendingStep::new(step, self.tokens, &loss, &squares, &self.replica.optimizer)?;
+            let pending = PendingStep::new(step, self.tokens, (&loss, &squares, &totals), &self.replica.optimizer)?;
             self.in_flight.push_back(InFlight::Step(Box::new(pending)));
         }
         let ended = device.end_step();

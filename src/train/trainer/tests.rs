@@ -7,7 +7,7 @@ use crate::config::{Layers, Resolved};
 use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::step::GradientSync;
-use crate::train::step::replica::{next_batches, predicted};
+use crate::train::step::replica::{counts, next_batches};
 use crate::{Device, Tensor};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -241,7 +241,7 @@ fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f3
     trainer.replica.parameters.zero_gradients();
     let mut total = 0.0;
     for piece in trainer.replica.share.pieces(parts) {
-        let loss = trainer.replica.loss(batch, &piece, None, 7, predicted(std::slice::from_ref(batch))).unwrap();
+        let loss = trainer.replica.loss(batch, &piece, None, 7, counts(std::slice::from_ref(batch))).unwrap();
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
@@ -324,7 +324,7 @@ fn gradients_are_synchronized_once_per_update_after_all_micro_batches_and_before
             let batches = next_batches(&mut trainer.replica.loader, 3);
             for piece in trainer.replica.share.pieces(1) {
                 let (batch, pass) = (&batches[piece.batch], (3 * step + piece.batch) as u64);
-                trainer.replica.loss(batch, &piece, None, pass, predicted(&batches)).unwrap().backward().unwrap();
+                trainer.replica.loss(batch, &piece, None, pass, counts(&batches)).unwrap().backward().unwrap();
             }
             let gradients = trainer.replica.parameters.gradients().unwrap().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));

@@ -1,7 +1,7 @@
 //! Layers with PyTorch's names and GPT-2's layouts.
 
 use super::init::{constant, normal};
-use super::low_rank::Magnitudes;
+use super::low_rank::{LowRank, Magnitudes};
 use super::{LinearLayout, Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::ops::{LinearRef, NormRef};
@@ -76,7 +76,7 @@ impl Linear {
         let operand = x.to_dtype(weight.operand_dtype())?;
         let product = |bias: Option<&Tensor>| operand.linear(weight, outputs_first, bias)?.to_dtype(x.dtype());
         let bias = self.bias.as_deref();
-        let Some(low_rank) = self.weight.low_rank.as_deref() else { return product(bias) };
+        let Some(low_rank) = self.low_rank() else { return product(bias) };
         let Some(gain) = low_rank.gain(weight, outputs_first)? else {
             return low_rank.add_to(product(bias)?, x, dropout);
         };
@@ -88,6 +88,11 @@ impl Linear {
         }
     }
 
+    /// Its LoRA adapters, if there are any that count now.
+    fn low_rank(&self) -> Option<&LowRank> {
+        self.weight.low_rank.as_deref().filter(|low_rank| low_rank.is_on())
+    }
+
     /// Whether the values of its weight lie as (outputs, inputs), as quantized ones do.
     fn has_outputs_first(&self) -> bool {
         let layout = self.weight.linear.as_ref();
@@ -97,12 +102,12 @@ impl Linear {
     /// Weight, bias and layout, if it has no LoRA adapters.
     pub(super) fn parts(&self, gelu: bool) -> Option<LinearRef<'_>> {
         let (weight, bias, outputs_first) = (self.weight.operand(), self.bias.as_deref(), self.has_outputs_first());
-        self.weight.low_rank.is_none().then_some(LinearRef { weight, outputs_first, bias, gelu })
+        self.low_rank().is_none().then_some(LinearRef { weight, outputs_first, bias, gelu })
     }
 
     /// Whether `forward` of an x of this type is a single GEMM, so that a fused kernel may replace it.
     pub fn is_plain(&self, dtype: DType) -> bool {
-        self.weight.low_rank.is_none() && self.weight.operand().dtype() == dtype
+        self.low_rank().is_none() && self.weight.operand().dtype() == dtype
     }
 }
 

@@ -55,8 +55,10 @@ mod tests {
         let mut record = Record::new(&step_without_loss(3)).unwrap();
         record.line["time"] = "now".into();
         let expected = "time,step,epoch,train_loss,learning_rate,grad_norm,tokens,tokens_per_s,loss_scale,overflows,\
-                        validation_loss,perplexity,bits_per_byte";
+                        validation_loss,perplexity,bits_per_byte,reward_chosen,reward_rejected,reward_accuracy,\
+                        reward_margin,validation_reward_chosen,validation_reward_rejected,validation_reward_accuracy,\
+                        validation_reward_margin";
         assert_eq!(header(), expected);
-        assert_eq!(row(&record), "now,3,0.5,nan,0.1,0.25,4096,1234.5,65536.0,2,,,");
+        assert_eq!(row(&record), "now,3,0.5,nan,0.1,0.25,4096,1234.5,65536.0,2,,,,0.5,0.25,1.0,0.25,,,,");
     }
 }

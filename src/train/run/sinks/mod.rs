@@ -62,7 +62,7 @@ const fn scalar(kind: &'static str, key: &'static str, tag: &'static str, column
 }
 
 /// All of them, in the order of the CSV file's columns.
-const SCALARS: [Scalar; 11] = [
+const SCALARS: [Scalar; 19] = [
     scalar("train", "epoch", "train/epoch", "epoch"),
     scalar("train", "loss", "train/loss", "train_loss"),
     scalar("train", "learning_rate", "train/learning_rate", "learning_rate"),
@@ -74,6 +74,14 @@ const SCALARS: [Scalar; 11] = [
     scalar("eval", "loss", "validation/loss", "validation_loss"),
     scalar("eval", "perplexity", "validation/perplexity", "perplexity"),
     scalar("eval", "bits_per_byte", "validation/bits_per_byte", "bits_per_byte"),
+    scalar("train", "reward_chosen", "train/reward_chosen", "reward_chosen"),
+    scalar("train", "reward_rejected", "train/reward_rejected", "reward_rejected"),
+    scalar("train", "reward_accuracy", "train/reward_accuracy", "reward_accuracy"),
+    scalar("train", "reward_margin", "train/reward_margin", "reward_margin"),
+    scalar("eval", "reward_chosen", "validation/reward_chosen", "validation_reward_chosen"),
+    scalar("eval", "reward_rejected", "validation/reward_rejected", "validation_reward_rejected"),
+    scalar("eval", "reward_accuracy", "validation/reward_accuracy", "validation_reward_accuracy"),
+    scalar("eval", "reward_margin", "validation/reward_margin", "validation_reward_margin"),
 ];
 
 impl Record {
@@ -110,14 +118,15 @@ impl Sink for JsonLines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::{LossScale, Step};
+    use crate::train::{LossScale, Rewards, Step};
 
     /// A step of a run in mixed precision whose loss is no number.
     pub(in crate::train) fn step_without_loss(step: usize) -> Event {
         let loss_scale = Some(LossScale { scale: 65536.0, overflows: 2 });
+        let rewards = Some(Rewards { chosen: Some(0.5), rejected: Some(0.25), accuracy: Some(1.0) });
         let (tokens, tokens_per_s) = (Some(4096), Some(1234.5));
         let (epoch, loss, learning_rate, grad_norm) = (0.5, f64::NAN, 0.1, 0.25);
-        Event::Step(Step { step, epoch, loss, learning_rate, grad_norm, tokens, tokens_per_s, loss_scale })
+        Event::Step(Step { step, epoch, loss, learning_rate, grad_norm, tokens, tokens_per_s, loss_scale, rewards })
     }
 
     #[test]

@@ -5,15 +5,13 @@ use crate::comm::Background;
 use crate::data::{Row, Tokens, eval_windows};
 use crate::tensor::Readback;
 use crate::train::evaluation::evaluate::{Total, loss};
+use crate::train::evaluation::preference::TOTALS;
 use crate::train::step::replica::Replica;
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Mean losses on their way from the device, and how many tokens each is of.
 type Losses = Vec<(Readback, usize)>;
-
-/// Bytes of a mean loss, an f32, and a count.
-const ENTRY: usize = 4 + 8;
 
 /// Collective call that sums the losses of all ranks in rank order; `None` if `stop` of rank 0 was set before the end.
 ///
@@ -33,7 +31,7 @@ pub(super) fn evaluate(
         let step: Vec<Row> = rows.by_ref().take(train.batch_size * train.grad_accum_steps).collect();
         // Others are computed while these are on their way.
         if let Some(before) = before.replace(losses(replica, &step)?)
-            && !exchange(comm, before, stop, &mut total)?
+            && !exchange(comm, before, replica.preference.is_some(), stop, &mut total)?
         {
             return Ok(None);
         }
@@ -50,14 +48,22 @@ fn losses(replica: &Replica, step: &[Row]) -> Result<Losses> {
         let first = piece.batch * replica.config.train.batch_size;
         let [start, end] = [piece.rows.start, piece.rows.end].map(|row| (first + row).min(step.len()));
         if start < end {
-            losses.push(loss(&*replica.model, &step[start..end], None)?);
+            losses.push(loss(&*replica.model, &step[start..end], None, replica.preference.as_ref())?);
         }
     }
     Ok(losses)
 }
 
 /// Adds the losses of all ranks. False if rank 0 stops.
-fn exchange(comm: &Background, own: Losses, stop: &AtomicBool, total: &mut Total) -> Result<bool> {
+fn exchange(
+    comm: &Background,
+    own: Losses,
+    of_preferences: bool,
+    stop: &AtomicBool,
+    total: &mut Total,
+) -> Result<bool> {
+    // Numbers of 32 bits, and a count of 64.
+    let numbers = size_of::<f32>() * if of_preferences { TOTALS } else { 1 };
     let mut bytes = vec![u8::from(stop.load(Ordering::Relaxed))];
     for (loss, count) in own {
         bytes.extend_from_slice(&loss.wait()?);
@@ -67,12 +73,12 @@ fn exchange(comm: &Background, own: Losses, stop: &AtomicBool, total: &mut Total
     for (rank, bytes) in all.iter().enumerate() {
         let wrong = || Error::Communication(format!("rank {rank} sent malformed losses"));
         let (_, entries) = bytes.split_first().ok_or_else(wrong)?;
-        if !entries.len().is_multiple_of(ENTRY) {
+        if !entries.len().is_multiple_of(numbers + 8) {
             return Err(wrong());
         }
-        for entry in entries.chunks_exact(ENTRY) {
-            let (loss, count) = entry.split_at(size_of::<f32>());
-            total.add(bytemuck::pod_read_unaligned(loss), bytemuck::pod_read_unaligned::<u64>(count) as usize);
+        for entry in entries.chunks_exact(numbers + 8) {
+            let (loss, count) = entry.split_at(numbers);
+            total.add(loss, bytemuck::pod_read_unaligned::<u64>(count) as usize);
         }
     }
     Ok(all[0].starts_with(&[0]))

@@ -135,7 +135,7 @@ fn replica(follower: Follower, place: Place) -> Result<Replica> {
     let Follower { config, shape, splits, device, tokens, .. } = follower;
     let trained = on_device(first_model(&config, &shape, None)?, &config, &device, place)?;
     let loader = loader(&config, shape.kind, tokens.clone(), Position::default())?;
-    let mut replica = Replica::new(config, device, trained, tokens, loader, place);
+    let mut replica = Replica::new(config, device, trained, tokens, loader, place)?;
     replica.micro_batches = splits;
     Ok(replica)
 }

@@ -2,8 +2,8 @@
 
 use super::load::{Data, Loaded};
 use super::{Process, devices};
-use crate::config::{self, Config, Resolved};
-use crate::data::{Corpus, Coverage, Loader, Prepared, TextConventions, Tokens};
+use crate::config::{self, Config, Objective, Resolved};
+use crate::data::{Corpus, Coverage, Labels, Loader, Prepared, TextConventions, Tokens};
 use crate::generate::check_prompt;
 use crate::models::ModelConfig;
 use crate::train::checkpoint::{Checkpoint, DataHash, TrainerState};
@@ -61,6 +61,12 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let Data { corpus, prepared, chat_template, ids, hash } = data;
     let TrainOptions { device, others, launch, .. } = &process.options;
     let (devices, place) = (devices(device, others), process.place);
+    if resolved.config.train.objective == Objective::Kto && place.ranks > 1 {
+        let message =
+            format!("is kto, whose KL is that of a whole step, so it trains on one device, not {}", place.ranks);
+        let place = resolved.origin("train.objective").to_string();
+        return Err(Error::Config { place, key: "train.objective".into(), message });
+    }
     let memory = memory_of(&devices, *launch)?;
     let (shape, sizes_note) =
         init_sizes::settle(&mut resolved, &prepared, (device, devices.len()), launch.is_some(), &memory)?;
@@ -69,6 +75,7 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
     let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
     let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), position)?;
+    check_answers(&resolved, [&prepared.train, &prepared.validation])?;
     let (total_steps, steps_per_epoch) = settle_length(&mut resolved, &loader)?;
     check_prompt(&shape, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
     check_validation(&resolved, &prepared.validation)?;
@@ -148,6 +155,41 @@ fn check_length(resolved: &Resolved, resumed: &Resumed, state: &TrainerState) ->
             resumed.folder.path().display()
         ),
     })
+}
+
+/// Whether the text has what the objective learns from.
+fn check_answers(resolved: &Resolved, splits: [&Tokens; 2]) -> Result<()> {
+    let objective = resolved.config.train.objective;
+    let refused = |message: String| {
+        let place = resolved.origin("train.objective").to_string();
+        Err(Error::Config { place, key: "train.objective".into(), message })
+    };
+    for labels in splits.map(Tokens::labels) {
+        let Labels { texts, pairs, desirable, undesirable } = labels;
+        let (answers, documents) = (desirable + undesirable, texts + pairs + desirable + undesirable);
+        let (learned, needed) = match objective {
+            Objective::NextToken => (texts, ""),
+            Objective::Kto => (answers, "\"prompt\", \"completion\" and a boolean \"label\""),
+            _ => (pairs, "\"prompt\", \"chosen\" and \"rejected\""),
+        };
+        if learned == documents {
+            continue;
+        }
+        if objective.is_preference() {
+            let other = documents - learned;
+            return refused(format!(
+                "is {objective}, which learns from rows with {needed}; {other} of {documents} rows \
+                                    of data.corpus are others"
+            ));
+        }
+        let advice = if pairs > 0 { "dpo, ipo, orpo or simpo" } else { "kto" };
+        return refused(format!(
+            "is next_token, and data.corpus has answers that are not to be imitated ({} of {documents} rows): set it to \
+             {advice} to learn preferences",
+            documents - texts
+        ));
+    }
+    Ok(())
 }
 
 /// Settings that depend on the validation loss require a validation split.

@@ -29,7 +29,7 @@ pub(super) fn join<'a>(checked: Checked, opened: Opened, mut process: Process<'a
     let question = validation.first_prompt(room).or_else(|| train.first_prompt(room));
     let began_at = (state.step, loader.epochs_at(state.position));
     let trained = (model, parameters, optimizer);
-    let mut replica = Replica::new(checked.config, device, trained, train, loader, process.place);
+    let mut replica = Replica::new(checked.config, device, trained, train, loader, process.place)?;
     replica.micro_batches = splits;
     if process.place.ranks > 1 {
         process.clock.enter(Phase::Ranks);

@@ -87,7 +87,7 @@ impl Setup {
         let (device, tokens) = (&self.devices[place.rank], self.tokens.clone());
         let trained = on_device(first_model(config, &self.shape, None)?, config, device, place)?;
         let loader = loader(config, self.shape.kind, tokens.clone(), Position::default())?;
-        let mut replica = Replica::new(config.clone(), device.clone(), trained, tokens, loader, place);
+        let mut replica = Replica::new(config.clone(), device.clone(), trained, tokens, loader, place).unwrap();
         let apart = join(&mut replica, comm, &config.train.device_batch, &Arc::default())?;
         assert!(apart.is_none());
         let (mut losses, mut allocations, countdown) = (Vec::new(), Vec::new(), Countdown::own());
@@ -209,7 +209,7 @@ fn a_step_that_cannot_be_computed_in_parts_leaves_the_replica_as_it_was() {
         let model = first_model(config, &setup.shape, None).unwrap();
         let trained = on_device(model, config, &Device::Cpu, Place::ALONE).unwrap();
         let loader = loader(config, setup.shape.kind, tokens.clone(), Position::default()).unwrap();
-        let mut replica = Replica::new(config.clone(), Device::Cpu, trained, tokens, loader, Place::ALONE);
+        let mut replica = Replica::new(config.clone(), Device::Cpu, trained, tokens, loader, Place::ALONE).unwrap();
         replica.carry_on_from(Path::new(""), &[]).unwrap();
         replica
     };
