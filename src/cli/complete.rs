@@ -1,7 +1,7 @@
 //! What a shell offers for the values of arguments: words that they take, files, and the runs that there are.
 
 use super::{configuration, named};
-use crate::config::{MatmulF32, Precision, RECIPES, WeightDtype, completions_of_set};
+use crate::config::{MatmulF32, Objective, Precision, RECIPES, WeightDtype, completions_of_set};
 use crate::data::DATASETS;
 use crate::models::FAMILIES;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
@@ -56,6 +56,10 @@ pub fn matmul_f32() -> ArgValueCompleter {
 
 pub fn precisions() -> ArgValueCompleter {
     offer(|| owned(Precision::CHOICES), false)
+}
+
+pub fn objectives() -> ArgValueCompleter {
+    offer(|| owned(Objective::CHOICES), false)
 }
 
 pub fn dtypes() -> ArgValueCompleter {

@@ -4,7 +4,7 @@ use super::argument::{self, Argument};
 use super::{complete, device, named, output};
 use crate::Error;
 use crate::cache;
-use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
+use crate::config::{Config, Layers, Objective, Precision, QUICKSTART, Resolved, process_environment};
 use crate::train::find_init;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,9 @@ pub struct RunFlags {
     /// Replace the tokenizer of --init: shared tokens keep their embeddings, others are random (model.new_tokenizer)
     #[arg(long)]
     new_tokenizer: bool,
+    /// Learn preferences instead of each next token: dpo, ipo, orpo, kto or simpo (train.objective)
+    #[arg(long, value_name = "OBJECTIVE", add = complete::objectives())]
+    objective: Option<Objective>,
     /// Number of layers (model.n_layer)
     #[arg(long, value_name = "N")]
     n_layer: Option<String>,
@@ -148,6 +151,7 @@ impl RunFlags {
             ("--no-pack", "data.packing", self.no_pack.then(|| "off".to_string())),
             ("--init", "model.init", self.init.clone()),
             ("--new-tokenizer", "model.new_tokenizer", self.new_tokenizer.then(|| "true".to_string())),
+            ("--objective", "train.objective", text(self.objective)),
             ("--n-layer", "model.n_layer", self.n_layer.clone()),
             ("--n-head", "model.n_head", self.n_head.clone()),
             ("--n-embd", "model.n_embd", self.n_embd.clone()),

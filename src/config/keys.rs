@@ -79,8 +79,20 @@ pub(crate) fn key_for_flag(name: &str) -> Option<(&'static str, String)> {
 }
 
 /// The sections, in the order of the schema.
-pub(super) const SECTIONS: &[&str] =
-    &["run", "device", "data", "model", "lora", "train", "optimizer", "checkpoint", "guard", "log", "generate"];
+pub(super) const SECTIONS: &[&str] = &[
+    "run",
+    "device",
+    "data",
+    "model",
+    "lora",
+    "train",
+    "preference",
+    "optimizer",
+    "checkpoint",
+    "guard",
+    "log",
+    "generate",
+];
 
 /// Former names of keys, and the current ones. They are read for one version, with a warning.
 pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[("device.f32_products", "device.matmul_f32")];

@@ -30,6 +30,7 @@ mod killing;
 mod looking;
 mod models;
 mod plans;
+mod preferences;
 mod ranks;
 mod resuming;
 mod runs;
