@@ -343,7 +343,8 @@ fn preference(c: &Checker) -> Result<()> {
     ];
     if let Some((key, _, having)) = keys.iter().find(|(_, is_set, having)| *is_set && !having.contains(&objective)) {
         let having: Vec<&str> = having.iter().map(|objective| objective.as_str()).collect();
-        let message = format!("{key} is set, but {}, and only {} has it", c.tell(setting, objective), having.join(", "));
+        let message =
+            format!("{key} is set, but {}, and only {} has it", c.tell(setting, objective), having.join(", "));
         return Err(c.fail(&[key, setting], message));
     }
     let refused = |key: &str, value: &str, why: &str| {

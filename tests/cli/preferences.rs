@@ -77,6 +77,15 @@ fn adapters_learn_it_as_well() {
             let [a, b] = [a, b].map(|line| line["loss"].as_f64().unwrap());
             assert!((a - b).abs() < 1e-4 * a.abs(), "{a} {b}");
         }
+        for (name, objective, rank) in [("mixed", "dpo", "4"), ("copy", "dpo", "0"), ("mixed-kto", "kto", "4")] {
+            let lora = format!("lora.rank={rank}");
+            let mixed = [&gpu[..], &["--precision", "mixed", "--learning-rate", "0.01", "--set", &lora]].concat();
+            let lines = prefer(&sandbox, name, objective, &mixed);
+            assert!(last(&lines, "eval")["reward_margin"].as_f64().unwrap() > 0.05, "{name}: {}", last(&lines, "eval"));
+            // The reference computes as the model does.
+            let first = lines[0]["reward_chosen"].as_f64().unwrap().abs();
+            assert!(first < 1e-3, "{name}: {}", lines[0]);
+        }
     }
 }
 

@@ -263,7 +263,11 @@ fn losses(cases: &mut Vec<Case>) {
             format!("linear_log_probs/f16/{rows}x{c}x{vocab}"),
             vec![(vec![rows, c], AROUND_ZERO), (vec![vocab, c], spread), (vec![rows], Values::Targets(vocab as u32))],
             4e-3,
-            Box::new(|x| half(&x[0])?.linear_log_probs(&half(&x[1])?, None, &x[2], None)),
+            Box::new(|x| {
+                // Of a scale the first number counts.
+                let scale = Tensor::from_f32(&[16.0, 3.0, 5.0], [3], &x[0].device())?;
+                half(&x[0])?.linear_log_probs(&half(&x[1])?, None, &x[2], Some(&scale))
+            }),
         );
         push(
             format!("linear_cross_entropy/f16/bias/{rows}x{c}x{vocab}"),

@@ -32,7 +32,7 @@ impl Op for LinearLogProbs {
         // Of losses, which are -y.
         let factors = no_grad(|| {
             let dy = dy.reshape([self.targets.len()])?.scale(-1.0)?;
-            self.loss_scale.as_ref().map_or(Ok(dy.clone()), |scale| dy.mul(&scale.reshape([scale.len()])?))
+            self.loss_scale.as_ref().map_or(Ok(dy.clone()), |scale| dy.mul(&scale.reshape([scale.len()])?.rows(0, 1)))
         })?;
         let (_, gradients) = in_chunks(&self.classifier, saved.input(0)?, &self.targets, self.needs, &[&factors])?;
         gradients.give(None, grads)
