@@ -90,7 +90,7 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
     let (ids, targets) = (random_tokens(case, 1, device)?, random_tokens(case, 2, device)?);
-    let mut step = || -> Result<Tensor> {
+    let step = || -> Result<Tensor> {
         let loss = |(), loss_scale: Option<&Tensor>| {
             model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), Criterion::default(), loss_scale)
         };
@@ -98,6 +98,41 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
         device.end_step()?;
         Ok(update.loss)
     };
+    let Timed { seconds, gib, loss, report } = time_steps(device, steps, rounds, step)?;
+    Ok(StepTiming {
+        case: case.name,
+        batch_size: case.batch_size,
+        context: config.block_size,
+        ms_per_step: 1e3 * seconds,
+        tokens_per_s: (case.batch_size * config.block_size) as f64 / seconds,
+        gib,
+        loss,
+        host_share: report.host_share(),
+        report,
+    })
+}
+
+/// What steps cost.
+pub(super) struct Timed {
+    /// Of a step, in the median round.
+    pub seconds: f64,
+    /// The most memory that tensors took on the device.
+    pub gib: f64,
+    /// Of the last step.
+    pub loss: f32,
+    pub report: Report,
+}
+
+/// Times `rounds` rounds of so many steps, each of which returns its loss.
+///
+/// # Errors
+/// Those of a step.
+pub(super) fn time_steps(
+    device: &Device,
+    steps: usize,
+    rounds: usize,
+    mut step: impl FnMut() -> Result<Tensor>,
+) -> Result<Timed> {
     // As many steps before the device is waited for as keep it busy.
     warm_up(device, &mut || (0..3).try_for_each(|_| step().map(drop)))?;
     device.profiler().take();
@@ -127,17 +162,7 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
     let memory = device.memory();
     let gib = memory.peak_bytes as f64 / (1u64 << 30) as f64;
     let report = Report::new(&measured, device.is_gpu(), total, 1.0, memory);
-    Ok(StepTiming {
-        case: case.name,
-        batch_size: case.batch_size,
-        context: config.block_size,
-        ms_per_step: 1e3 * median,
-        tokens_per_s: (case.batch_size * config.block_size) as f64 / median,
-        gib,
-        loss: loss.expect("at least one step ran").item()?,
-        host_share: report.host_share(),
-        report,
-    })
+    Ok(Timed { seconds: median, gib, loss: loss.expect("at least one step ran").item()?, report })
 }
 
 /// Refuses to time nothing.

@@ -1,5 +1,6 @@
 //! `rustyflow bench`: what a device can do.
 
+mod lora;
 mod report;
 mod tune;
 
@@ -24,6 +25,8 @@ pub enum Command {
     Ops(OpsArgs),
     /// Time training steps on random tokens
     Step(StepArgs),
+    /// Time steps of LoRA beside a model, on random tokens
+    Lora(lora::Args),
     /// Time each generated token, with a model of random weights
     Generate(GenerateArgs),
     /// Autotune the GEMMs for this GPU, cache the result, print the speedup
@@ -124,6 +127,7 @@ impl Command {
         match self {
             Command::Ops(args) => args.json,
             Command::Step(args) => args.json,
+            Command::Lora(args) => args.json,
             Command::Generate(args) => args.json,
             Command::Tune(args) => args.json,
             Command::Report(args) => args.is_for_machines(),
@@ -135,6 +139,7 @@ pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Ops(args) => ops(&args),
         Command::Step(args) => step(&args),
+        Command::Lora(args) => lora::run(&args),
         Command::Generate(args) => generate(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Report(args) => report::run(&args),

@@ -94,6 +94,10 @@ pub const BENCH_STEP: &str = "Examples:
   rustyflow bench step --case gpt2-124m --device gpu --profile
   rustyflow bench step --case gpt2-124m --device gpu --batch-size 1 --batch-size 4 --svg speed.svg";
 
+pub const BENCH_LORA: &str = "Examples:
+  rustyflow bench lora --model Qwen/Qwen3-0.6B --device gpu --precision mixed --batch-size 1,4
+  rustyflow bench lora --model model.gguf --device gpu --precision mixed --base-dtype f16,q8_0,nf4 --recompute block";
+
 pub const BENCH_GENERATE: &str = "Examples:
   rustyflow bench generate --case gpt2-124m --device gpu
   rustyflow bench generate --case gpt2-124m --device gpu --dtype f16 --batch-size 64";

@@ -1,6 +1,6 @@
 //! `rustyflow bench`: what a device can do.
 
-use crate::sandbox::{Sandbox, has_gpu, json_lines};
+use crate::sandbox::{Sandbox, TINY_RUN, has_gpu, json_lines};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,6 +39,28 @@ fn ops_times_gemms_of_any_shape() {
     assert_eq!(shapes, ["nn 64x32x16", "nt 64x32x16", "tn 64x32x16", "nn 1x5x7", "nt 1x5x7", "tn 1x5x7"]);
     let flops = number(&lines[0], "tflops") * number(&lines[0], "ms") * 1e9;
     assert!((flops - 2.0 * 64.0 * 32.0 * 16.0).abs() < 1.0, "{flops}");
+}
+
+#[test]
+fn lora_times_steps_of_adapters_by_type_context_and_batch() {
+    let sandbox = Sandbox::trained();
+    let sizes = ["--rank", "2", "--context", "8,16", "--batch-size", "1,2", "--steps", "1", "--rounds", "1", "--json"];
+    let args = [&["bench", "lora", "--model", TINY_RUN, "--base-dtype", "f32,f16"], &sizes[..], &CPU[..]].concat();
+    let lines = json_lines(&sandbox.run(&args).succeeds().stdout);
+    let of = |line: &Value| (line["base_dtype"].clone(), line["context"].clone(), line["batch_size"].clone());
+    let expected: Vec<_> = ["f32", "f16"]
+        .iter()
+        .flat_map(|dtype| [8, 16].map(|t| (*dtype, t)))
+        .flat_map(|(dtype, t)| [1, 2].map(|b| (Value::from(dtype), Value::from(t), Value::from(b))))
+        .collect();
+    assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), expected);
+    for line in &lines {
+        // 2 x (16 + 48) + 2 x (16 + 16) + 2 x (16 + 64) x 2
+        assert_eq!(line["trained_parameters"], 512, "{line}");
+        assert!(number(line, "tokens_per_s") > 0.0 && number(line, "gib") > 0.0, "{line}");
+    }
+    let missing = ["bench", "lora", "--model", "nowhere/at/all"];
+    sandbox.run(&[&missing[..], &CPU[..]].concat()).fails_with(&["nowhere/at/all"]);
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Update rules of parameters from the configuration, and their memory.
 
 use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompute, StateDtype};
-use crate::models::{LanguageModel, ModelConfig, Recomputed, matmul_weights};
+use crate::models::{LanguageModel, ModelConfig, Recomputed, hf, matmul_weights};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, ArenaOptions, Division, Group, Kind, MomentDtype, Optimizer, ParameterArena, shards};
 use crate::train::setup::adapters::{self, lora};
+use crate::train::setup::init::first_model;
 use crate::train::setup::precision::operands;
 use crate::train::step::ranks::Place;
 use crate::{DType, Device, Error, Result};
 use globset::{Glob, GlobMatcher};
 use std::collections::HashMap;
+use std::path::Path;
 
 /// The trained part of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,6 +65,18 @@ pub(in crate::train) fn on_device(
         optimizer.keep_averages(&parameters, config.train.ema_decay)?;
     }
     Ok((model, parameters, optimizer))
+}
+
+/// The model of a configuration as a run on one device begins to train it.
+///
+/// # Errors
+/// If `model.init` cannot be read or adapted, or the device runs out of memory.
+pub(crate) fn initial_training(
+    config: &Config,
+    device: &Device,
+) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
+    let shape = hf::read_shape(Path::new(&config.model.init))?;
+    on_device(first_model(config, &shape, None)?, config, device, Place::ALONE)
 }
 
 /// Whether each of so many ranks has the f32 weights of its own part alone, of what f16 copies are computed with.
