@@ -21,7 +21,7 @@ pub use exchange::measure_exchange;
 pub use generate::{GenerateTiming, random_model, time_generate};
 #[cfg(feature = "cli")]
 pub use hardware::{HardwareReport, hardware_table};
-pub use lora::{LoraTiming, time_lora};
+pub use lora::{LoraCase, LoraTiming, time_lora};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
 #[cfg(feature = "cli")]
 pub use plot::{plot_generate, plot_steps};

@@ -25,7 +25,7 @@ pub enum Command {
     Ops(OpsArgs),
     /// Time training steps on random tokens
     Step(StepArgs),
-    /// Time steps of LoRA beside a model, on random tokens
+    /// Time LoRA training steps of a model, on random tokens
     Lora(lora::Args),
     /// Time each generated token, with a model of random weights
     Generate(GenerateArgs),

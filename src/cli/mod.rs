@@ -17,6 +17,7 @@ mod fetch;
 mod generate;
 mod hub;
 mod interrupt;
+mod loading;
 mod merge;
 mod model;
 mod named;
@@ -144,6 +145,7 @@ pub fn main() -> ExitCode {
         output::be_quiet();
     }
     start_logging(cli.verbose);
+    loading::watch();
     let interrupts = Interrupts::watch();
     let for_machines = cli.command.is_for_machines();
     let result = match cli.command {

@@ -39,6 +39,11 @@ pub fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
+/// Whether something else has the terminal.
+pub fn is_held() -> bool {
+    held().is_some()
+}
+
 pub fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }

@@ -12,6 +12,7 @@ use super::range::Range;
 const ANY: Range = Range::ANY;
 const ABOVE_0: Range = Range::above(0.0);
 const BELOW_1: Range = Range::at_least(0.0).and_below(1.0);
+const BELOW_HALF: Range = Range::at_least(0.0).and_below(0.5);
 const BETWEEN_0_AND_1: Range = Range::above(0.0).and_below(1.0);
 
 const fn at_least(low: f64) -> Range {
@@ -89,7 +90,7 @@ keys! {
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
     "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";
-    "train.objective": Choice(Objective::CHOICES), ANY, "What is learned: the next token, or preferences, see below.";
+    "train.objective": Choice(Objective::CHOICES), ANY, "Next-token loss, or a preference loss, see below.";
     "train.batch_size": CountOrAuto, at_least(1.0), "Sequences per forward pass; `auto`: the largest that fits.";
     "train.grad_accum_steps": Count, at_least(1.0), "Micro-batches per step (gradient accumulation).";
     "train.max_steps": Count, at_least(1.0), "Number of steps.";
@@ -117,7 +118,7 @@ keys! {
     "train.comm_timeout": Real, within(1.0, 86_400.0), "Timeout of communication in seconds.";
     "preference.beta": Real, at_least(0.0), "Strength β of preferences, see below; 0: 0.1, of `simpo` 2.";
     "preference.gamma": Real, at_least(0.0), "Margin γ of `simpo`.";
-    "preference.label_smoothing": Real, BELOW_1, "Assumed share of wrong labels of `dpo` and `simpo`.";
+    "preference.label_smoothing": Real, BELOW_HALF, "Assumed share of wrong labels of `dpo` and `simpo`.";
     "preference.sft_weight": Real, at_least(0.0), "Weight of the chosen answers' cross-entropy; of `orpo` always 1.";
     "preference.desirable_weight": Real, at_least(0.0), "Weight of desirable answers in `kto`.";
     "preference.undesirable_weight": Real, at_least(0.0), "Weight of undesirable answers in `kto`.";

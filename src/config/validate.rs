@@ -355,11 +355,11 @@ fn preference(c: &Checker) -> Result<()> {
         return Ok(());
     }
     if objective.has_reference() && model.init.is_empty() {
-        let why = "it compares a pretrained model with what it was; set model.init (--init), or use orpo or simpo";
+        let why = "it needs a reference model; set model.init (--init), or use orpo or simpo";
         return refused("model.init", "empty", why);
     }
     if objective.has_reference() && model.new_tokenizer {
-        return refused("model.new_tokenizer", "true", "the model that it is compared with has another vocabulary");
+        return refused("model.new_tokenizer", "true", "the reference model has another vocabulary");
     }
     if train.label_smoothing > 0.0 {
         let why = "it is of classes; preference.label_smoothing is of pairs";
@@ -369,7 +369,7 @@ fn preference(c: &Checker) -> Result<()> {
         return refused("data.packing", "stream", "an answer must be whole; use documents or off");
     }
     if WITHOUT_HEADS.contains(&model.kind.as_str()) {
-        return refused("model.kind", &model.kind, "a recurrent model does not keep the answers of a row apart");
+        return refused("model.kind", &model.kind, "recurrent models cannot train preferences");
     }
     Ok(())
 }

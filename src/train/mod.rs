@@ -37,6 +37,6 @@ pub use setup::init::{find_init, take_shape_of_init};
 pub use setup::opening::{AUTO, Opening, Tuned, choose_of_machine, resolve_matmul_f32};
 pub use setup::precision::{check_precision, describe_precision, operands};
 pub use step::ranks::{RankTimes, rank_table};
-pub(crate) use step::update_rules::initial_training;
+pub use step::update_rules::initial_training;
 pub use trainer::run::{follow, train};
 pub use trainer::verify::{Verified, verify_resume};

@@ -114,3 +114,38 @@ fn on_a_gpu_with_too_little_memory_batches_are_halved_and_the_losses_stay() {
     let run = sandbox.run_with(&args, &[("RUSTYFLOW_GPU_MEMORY", "all")]);
     run.fails_with(&["RUSTYFLOW_GPU_MEMORY=all", "MiB"]);
 }
+
+/// Weights, gradients and moments of 76 MiB each, in buffers of at most 64 MiB.
+#[test]
+#[ignore = "slow: scripts/test.sh --full"]
+fn in_smaller_buffers_a_run_has_the_same_bits() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let settings = "model.n_layer=6 model.n_embd=512 model.n_head=8 train.max_steps=2 train.batch_size=1 \
+                    train.warmup_steps=1 train.eval_batches=1 generate.max_new_tokens=1 log.samples=false";
+    let settings: Vec<&str> = settings.split_whitespace().flat_map(|s| ["--set", s]).collect();
+    let train = |name: &str, further: &[&str], variables: &[(&str, &str)]| {
+        let args = ["train", "--config", "tiny.toml", "--device", "gpu", "--allow-software-gpu", "--name", name];
+        sandbox.run_with(&[&args[..], &settings, further].concat(), variables)
+    };
+    let small = [("RUSTYFLOW_GPU_BUFFER", "64")];
+    for (kind, further) in [("plain", &[][..]), ("int8", &["--set", "optimizer.state_dtype=int8"])] {
+        let (whole, parts) = (format!("{kind}-whole"), format!("{kind}-parts"));
+        train(&whole, further, &[]).succeeds();
+        train(&parts, further, &small).succeeds();
+        let numbers = |name: &str| ["train", "eval"].map(|kind| sandbox.losses(&format!("runs/{name}"), kind));
+        assert_eq!(numbers(&whole), numbers(&parts), "{kind}");
+        let file = |name: &str, file: &str| {
+            std::fs::read(sandbox.path(format!("runs/{name}/checkpoints/step-000002/{file}"))).unwrap()
+        };
+        for name in ["model.safetensors", "optimizer.safetensors"] {
+            assert!(file(&whole, name) == file(&parts, name), "{kind}: {name} differs");
+        }
+    }
+    // A table of 304 x 65,536 numbers has 76 MiB.
+    let wide = ["--set", "model.vocab_multiple=65536", "--set", "model.n_embd=304", "--set", "model.n_head=4"];
+    train("wide", &wide, &small).fails_with(&["64.0 MiB"]);
+    train("wrong", &[], &[("RUSTYFLOW_GPU_BUFFER", "many")]).fails_with(&["RUSTYFLOW_GPU_BUFFER=many", "MiB"]);
+}

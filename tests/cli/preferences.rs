@@ -16,7 +16,10 @@ fn sandbox() -> Sandbox {
     write("sft.jsonl", (0..64).map(sft).collect());
     let pair = |i: usize| json!({"prompt": prompt(i), "chosen": answer(true, i), "rejected": answer(false, i)});
     write("pairs.jsonl", (0..40).map(pair).collect());
-    let labelled = |i: usize| json!({"prompt": prompt(i), "completion": answer(i.is_multiple_of(2), i / 2), "label": i.is_multiple_of(2)});
+    let labelled = |i: usize| {
+        let good = i.is_multiple_of(2);
+        json!({"prompt": prompt(i), "completion": answer(good, i / 2), "label": good})
+    };
     write("labels.jsonl", (0..40).map(labelled).collect());
     sandbox.write("tiny.toml", TINY.replace("block_size = 16", "block_size = 64"));
     sandbox.train(&["--corpus", "sft.jsonl", "--name", "sft", "--max-steps", "60"]).succeeds();
@@ -144,9 +147,21 @@ fn what_cannot_be_learned_so_is_refused_with_what_to_do() {
     with(&["--set", "preference.gamma=2"]).fails_with(&["preference.gamma", "only simpo has it"]);
     with(&["--set", "train.label_smoothing=0.1"]).fails_with(&["preference.label_smoothing"]);
     let kto = ["--corpus", "labels.jsonl", "--objective", "kto", "--device", "cpu,cpu"];
-    sandbox.run(&[&["train", "--init", "runs/sft"], &kto[..]].concat()).fails_with(&["on one device, not 2"]);
+    sandbox.run(&[&["train", "--init", "runs/sft"], &kto[..]].concat()).fails_with(&["needs one device, not 2"]);
     let scratch = ["train", "--device", "cpu", "--corpus", "pairs.jsonl", "--objective", "dpo"];
     sandbox.run(&scratch).fails_with(&["model.init is empty", "orpo or simpo"]);
+    // One pair is not cut into training and validation, and a text of pairs is evaluated by its chosen answers.
+    let one = json!({"prompt": "after a ", "chosen": "yes b", "rejected": "no b"});
+    sandbox.write("one.jsonl", format!("{one}\n"));
+    let run = train(&["--corpus", "one.jsonl", "--objective", "dpo", "--name", "one", "--max-steps", "2"]).succeeds();
+    assert!(run.stderr.contains("nothing is evaluated"), "{run:?}");
+    let eval = ["eval", "--model", "runs/sft", "--device", "cpu", "--json", "--text", "one.jsonl"];
+    // "yes b" and the end.
+    assert_eq!(sandbox.run(&eval).succeeds().json()["tokens"], 6);
+    // Wanted answers alone may be imitated.
+    let wanted = json!({"prompt": "after a ", "completion": "yes b", "label": true});
+    sandbox.write("wanted.jsonl", format!("{wanted}\n{wanted}\n{wanted}\n"));
+    train(&["--corpus", "wanted.jsonl", "--name", "wanted", "--max-steps", "2"]).succeeds();
     // Without a model to compare with, a model may learn from nothing.
     let name = ["--name", "scratch", "--max-steps", "2", "--json"];
     let orpo = ["--corpus", "pairs.jsonl", "--set", "train.objective=orpo"];

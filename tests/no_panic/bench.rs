@@ -2,10 +2,12 @@
 
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::bench::{
-    GenerateTiming, Peaks, Sizes, StepCase, StepTiming, compare_tunings, gemms, hardware_table, measure_peaks,
-    measure_roofline, plot_generate, plot_steps, random_model, select, step_cases, time_generate, time_row, time_step,
+    GenerateTiming, LoraCase, Peaks, Sizes, StepCase, StepTiming, compare_tunings, gemms, hardware_table,
+    measure_peaks, measure_roofline, plot_generate, plot_steps, random_model, select, step_cases, time_generate,
+    time_lora, time_row, time_step,
 };
 use rustyflow::models::ModelConfig;
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::profile::{MemoryStats, Profile, Report};
 use rustyflow::{DType, Device, Error, Result};
 use std::time::Duration;
@@ -23,6 +25,14 @@ fn case(batch_size: usize) -> StepCase {
 
 fn steps(device: &Device, batch_size: usize, steps: usize, rounds: usize) -> Result<()> {
     time_step(&case(batch_size), device, DType::F32, steps, rounds).map(drop)
+}
+
+fn lora(device: &Device, [batch_size, context]: [usize; 2], steps: usize, rounds: usize) -> Result<()> {
+    let mut model = random_model(&case(1))?;
+    let parameters = ParameterArena::new(&mut *model, device, DType::F32)?;
+    let mut optimizer = Optimizer::new(&parameters, Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1, 1.0)?;
+    let (model, parameters, optimizer) = (&*model, &parameters, &mut optimizer);
+    time_lora(LoraCase { model, parameters, optimizer, batch_size, context }, steps, rounds).map(drop)
 }
 
 fn tokens(batch_size: usize, prompt_tokens: &[usize], new_tokens: usize) -> Result<()> {
@@ -83,6 +93,10 @@ pub fn rows() -> Vec<Row> {
         ("time_step", Refused, |d| steps(d, 0, 1, 1)),
         ("time_step", Refused, |d| steps(d, HUGE, 1, 1)),
         ("time_step", Refused, |d| steps(d, LARGE, 1, 1)),
+        ("time_lora", Refused, |d| lora(d, [1, 1], 0, 1)),
+        ("time_lora", Refused, |d| lora(d, [1, 1], 1, 0)),
+        ("time_lora", Refused, |d| lora(d, [0, 1], 1, 1)),
+        ("time_lora", Refused, |d| lora(d, [HUGE, HUGE], 1, 1)),
         ("time_generate", Refused, |_| tokens(0, &[1], 1)),
         ("time_generate", Refused, |_| tokens(1, &[0], 1)),
         ("time_generate", Refused, |_| tokens(1, &[1], 0)),

@@ -3,9 +3,9 @@
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::Result;
 use rustyflow::data::{
-    ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, DeclaredIds, LlamaCppVocabulary, Loader, Order,
-    Piece, Position, Split, TextConventions, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split,
-    eval_windows, holds_prepared, read_questions, read_text,
+    Answer, ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, DeclaredIds, Label, LlamaCppVocabulary,
+    Loader, Order, Piece, Position, Split, TextConventions, Tokenizer, TokenizerSpec, Tokens, encode_beginning,
+    encode_split, eval_windows, holds_prepared, read_questions, read_text,
 };
 use serde_json::json;
 use std::path::Path;
@@ -87,6 +87,11 @@ fn loading() -> Vec<Row> {
         ("eval_windows", Refused, |_| eval_windows(&tokens(20), HUGE, HUGE).map(drop)),
         ("eval_windows", Refused, |_| eval_windows(&tokens(20), LARGE, 1).map(drop)),
         ("eval_windows", Refused, |_| eval_windows(&tokens(1), 4, 4).map(drop)),
+        ("Answer::from", Defined, |_| {
+            let answer = Answer { places: 1..HUGE, label: Label::Chosen };
+            assert_eq!(answer.from(HUGE).places, HUGE..HUGE);
+            Ok(())
+        }),
         ("Tokens::first_prompt", Defined, |_| {
             assert_eq!(tokens(20).first_prompt(HUGE), None);
             Ok(())

@@ -58,6 +58,10 @@ fn devices() -> Vec<Row> {
 fn models() -> Vec<Row> {
     vec![
         ("find_init", Refused, |_| train::find_init(&mut resolved("[model]\ninit = \"nobody/has-this-model\"\n")?)),
+        ("initial_training", Refused, |d| {
+            let config = resolved("[model]\ninit = \"nobody/has-this-model\"\n")?.config;
+            train::initial_training(&config, d).map(drop)
+        }),
         ("find_model", Refused, |_| train::find_model(nowhere(), &|_| ()).map(drop)),
         ("trained_with", Defined, |_| train::trained_with(nowhere()).map(drop)),
         ("trained_on", Defined, |_| train::trained_on(nowhere()).map(drop)),

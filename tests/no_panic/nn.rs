@@ -307,6 +307,9 @@ fn others() -> Vec<Row> {
             let x = zeros([2, 3], d)?.requires_grad()?;
             rustyflow::nn::recomputed(&x, &Dropout::off(), |x, _| x.matmul(x)).map(drop)
         }),
+        ("without_adapters", Defined, |d| {
+            rustyflow::nn::without_adapters(|| rustyflow::nn::without_adapters(|| zeros([2, 3], d))).map(drop)
+        }),
         ("join", Defined, |_| {
             assert_eq!(rustyflow::nn::join("", ""), "");
             Ok(())

@@ -210,6 +210,9 @@ mod tests {
             format!(r#"{{"prompt": [{user}], "chosen": [{good}], "rejected": [{bad}]}}"#),
             format!(r#"{{"chosen": [{user}, {good}], "rejected": [{user}, {bad}]}}"#),
             format!(r#"{{"prompt": "c", "chosen": [{user}, {good}], "rejected": [{user}, {bad}]}}"#),
+            format!(
+                r#"{{"prompt": "c", "messages": [{user}], "chosen": [{user}, {good}], "rejected": [{user}, {bad}]}}"#
+            ),
         ] {
             assert_eq!(read(&line, true).unwrap(), chat, "{line}");
         }
@@ -220,6 +223,8 @@ mod tests {
             (r#"{"prompt": "a", "chosen": "", "rejected": "b"}"#, "\"chosen\" has no answer"),
             (r#"{"chosen": "a b", "rejected": "a"}"#, "\"rejected\" has no answer"),
             (r#"{"chosen": "a", "rejected": 3}"#, "two texts or two lists"),
+            (r#"{"question": "q", "chosen": "a", "rejected": "b"}"#, "rename it"),
+            (r#"{"prompt": "a", "completion": "", "label": false}"#, "\"completion\" is empty"),
             (&format!(r#"{{"chosen": [{good}], "rejected": [{bad}]}}"#), "there is no prompt"),
         ] {
             let error = read(line, true).unwrap_err().to_string();

@@ -1,9 +1,9 @@
 //! One object of a corpus in JSON: a text, an answer to a prompt, a conversation, or what of two answers is preferred.
 //!
 //! Its keys are those of Hugging Face's TRL and of OpenAI (`text`; `prompt` and `completion`; `messages`; `prompt`,
-//! `chosen` and `rejected`; `prompt`, `completion` and a boolean `label`). A pair without a prompt has what both answers
-//! begin with. ShareGPT's
-//! (`conversations` of `from` and `value`) and Alpaca's (`instruction`, `input` and `output`) are mapped to them.
+//! `chosen` and `rejected`; `prompt`, `completion` and a boolean `label`). The prompt of a pair without one is what both
+//! answers begin with. ShareGPT's (`conversations` of `from` and `value`) and Alpaca's (`instruction`, `input` and
+//! `output`) are mapped to them.
 
 use serde_json::{Map, Value, json};
 
@@ -87,11 +87,11 @@ const EXPECTED: &str = "\"text\", \"prompt\" with \"completion\", \"messages\", 
 
 fn row_of(mut row: Map<String, Value>, chat: Option<&ChatTemplate>, mapped: &mut Mapped) -> Parsed<Row> {
     let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
-    if has("messages") {
-        return Ok(Row::Chat { messages: messages_of(list(&mut row, "messages")?)? });
-    }
     if has("chosen") && has("rejected") {
         return pair(row);
+    }
+    if has("messages") {
+        return Ok(Row::Chat { messages: messages_of(list(&mut row, "messages")?)? });
     }
     if has("prompt") && has("completion") {
         let label = match row.get("label") {
@@ -100,6 +100,11 @@ fn row_of(mut row: Map<String, Value>, chat: Option<&ChatTemplate>, mapped: &mut
             _ => Label::None,
         };
         return match (row.remove("prompt"), row.remove("completion")) {
+            (Some(Value::String(_)), Some(Value::String(completion)))
+                if completion.is_empty() && label != Label::None =>
+            {
+                Err("\"completion\" is empty".to_string())
+            }
             (Some(Value::String(prompt)), Some(Value::String(completion))) => {
                 Ok(Row::Answers { prompt, completions: vec![(completion, label)] })
             }
@@ -135,6 +140,10 @@ fn row_of(mut row: Map<String, Value>, chat: Option<&ChatTemplate>, mapped: &mut
 fn pair(mut row: Map<String, Value>) -> Parsed<Row> {
     const LABELS: [Label; 2] = [Label::Chosen, Label::Rejected];
     let prompt = row.remove("prompt").filter(|prompt| !prompt.is_null());
+    let other = ["question", "instruction", "input", "query"].into_iter().find(|key| row.contains_key(*key));
+    if let (None, Some(other)) = (&prompt, other) {
+        return Err(format!("has no \"prompt\", but {other:?}: rename it to \"prompt\""));
+    }
     match (prompt, row.remove("chosen"), row.remove("rejected")) {
         (Some(Value::Array(prompt)), Some(Value::Array(chosen)), Some(Value::Array(rejected))) => {
             let completions = [messages_of(chosen)?, messages_of(rejected)?].into_iter().zip(LABELS).collect();

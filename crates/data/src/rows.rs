@@ -4,9 +4,9 @@
 //! several documents, so that all tokens but the first of each are targets. With a prompt, the rest beyond the row is
 //! dropped instead, because it means little without the prompt.
 //!
-//! The two answers of a pair share a row, so that every row has a loss of its own. A pair that is longer than the row is
-//! truncated: each answer to half of it, or the longer one to what the other leaves. An answer with a label of its own
-//! is paired with its prompt before the answer of the previous document, which KTO needs.
+//! The two answers of a pair share a row, so that every row has a loss of its own. A pair that is longer than the row
+//! is truncated: each answer to half of it, or the longer one to what the other leaves. An answer with a label of its
+//! own is paired with its prompt before the answer of the previous document, which KTO needs.
 //!
 //! Packing is best-fit decreasing: the longest first, each into the fullest row that has room (Johnson et al. 1974; for
 //! training, Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). Documents do not attend to each other,
@@ -75,7 +75,8 @@ pub struct Answer {
 impl Answer {
     /// The same in a batch in which its row begins at `start`.
     pub fn from(self, start: usize) -> Answer {
-        Answer { places: start + self.places.start..start + self.places.end, ..self }
+        let from = |place: usize| place.saturating_add(start);
+        Answer { places: from(self.places.start)..from(self.places.end), ..self }
     }
 }
 
@@ -115,11 +116,17 @@ impl Rows {
         let places = self.len() * self.block_size;
         let used: u64 = self.pieces.iter().map(|piece| u64::from(piece.inputs)).sum();
         let share = 100.0 * used as f64 / places as f64;
-        let (documents, rows, t) = (self.pieces.len(), self.len(), self.block_size);
-        let mut note = format!("{documents} documents are packed into {rows} rows of {t} tokens, {share:.1}% full");
+        let (rows, t, first) = (self.len(), self.block_size, self.pieces.first());
+        let (what, room) = match first.map_or(Label::None, |piece| piece.label) {
+            Label::None => ("documents", t),
+            Label::Chosen => ("pairs of answers", t / 2),
+            _ => ("answers", t / 2),
+        };
+        let count = units(&self.pieces).count();
+        let mut note = format!("{count} {what} are packed into {rows} rows of {t} tokens, {share:.1}% full");
         let LeftOut { cut, whole } = self.left_out;
         if cut + whole > 0 {
-            note += &format!("; {cut} are truncated, {whole} are dropped: their first {t} tokens are all prompt");
+            note += &format!("; {cut} are truncated, {whole} are dropped: their first {room} tokens are all prompt");
         }
         note
     }
@@ -166,12 +173,16 @@ impl Rows {
 /// The documents of a text, those that are longer than a row cut.
 fn pieces(tokens: &Tokens, block_size: usize, mismatched: &Mismatched) -> (Vec<Piece>, LeftOut) {
     let (mut pieces, mut left_out) = (vec![], LeftOut::default());
-    let mut documents = tokens.documents();
+    let mut documents = tokens.documents().peekable();
     while let Some(document) = documents.next() {
         let Document { start, label, .. } = document;
         let inputs = inputs_of(&document);
         if label == Label::Chosen {
-            let other = documents.next().unwrap_or(document);
+            // Half a pair is none.
+            let Some(other) = documents.next_if(|other| other.label == Label::Rejected) else {
+                left_out.whole += 1;
+                continue;
+            };
             let [kept, of_other] = fit([inputs, inputs_of(&other)], block_size);
             if is_predicted(tokens, start, kept) && is_predicted(tokens, other.start, of_other) {
                 left_out.cut += usize::from(kept + of_other < inputs + inputs_of(&other));
@@ -181,7 +192,10 @@ fn pieces(tokens: &Tokens, block_size: usize, mismatched: &Mismatched) -> (Vec<P
                 left_out.whole += 1;
             }
         } else if label != Label::None {
-            let (prompt, answer) = mismatched[&start].clone();
+            let Some((prompt, answer)) = mismatched.get(&start).cloned() else {
+                left_out.whole += 1;
+                continue;
+            };
             let other = (prompt + (answer.end - answer.start) as usize).saturating_sub(1);
             let [kept, of_other] = fit([inputs, other], block_size);
             if is_predicted(tokens, start, kept) && of_other >= prompt.max(1) {
@@ -387,6 +401,25 @@ mod tests {
             assert_eq!(found, expected, "{packing:?}");
             assert_eq!(rows.len(), if packing == Packing::Off { 4 } else { 3 });
             assert_eq!(left_out(&tokens, 12), (2, 0));
+        }
+    }
+
+    #[test]
+    fn half_a_pair_is_left_out() {
+        for labels in
+            [[Label::Chosen, Label::Chosen, Label::Rejected], [Label::Rejected, Label::Chosen, Label::Rejected]]
+        {
+            let mut layout = Documents::default();
+            for label in labels {
+                layout.add(2, false, None);
+                layout.add(3, true, Some(label));
+            }
+            layout.add(4, true, Some(Label::Chosen));
+            let ids: Vec<u32> = (0..layout.tokens() as u32).collect();
+            let rows = Rows::new(Tokens::from(ids).in_documents(layout, Packing::Documents).unwrap(), 8).unwrap();
+            assert_eq!((rows.len(), rows.row(0).answers.len()), (1, 2), "{labels:?}");
+            assert!(rows.note().starts_with("1 pairs of answers are packed"), "{}", rows.note());
+            assert!(rows.note().contains("2 are dropped"), "{}", rows.note());
         }
     }
 

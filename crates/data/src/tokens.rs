@@ -102,8 +102,8 @@ impl Tokens {
         self.packing != Packing::Stream
     }
 
-    /// Length of each document, tokens; of a pair of answers the places that both take in a row, and one more. An answer
-    /// with a label of its own counts as if it were the other one too.
+    /// Length of each document, tokens; of a pair of answers the places that both take in a row, and one more. An
+    /// answer with a label of its own counts as if it were the other one too.
     pub fn document_lengths(&self) -> impl Iterator<Item = usize> {
         let mut chosen = 0;
         self.documents().filter_map(move |document| {

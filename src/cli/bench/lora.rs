@@ -2,11 +2,11 @@
 
 use super::or_one;
 use crate::Error;
-use crate::bench::{LoraTiming, time_lora};
+use crate::bench::{LoraCase, LoraTiming, time_lora};
 use crate::cli::configuration::build;
 use crate::cli::{at_least_one, complete, device, examples, output};
 use crate::config::{DeviceConfig, Layers, Precision, Recompute, WeightDtype};
-use crate::train::check_precision;
+use crate::train::{check_precision, initial_training};
 use crate::units;
 use anyhow::Result;
 
@@ -88,25 +88,32 @@ fn time(args: &Args, base_dtype: WeightDtype, [batch_size, context]: [usize; 2])
     // A fresh device for each, so that its peak memory is its own.
     let device = device::open_autotuned(&args.device.over(&DeviceConfig::default()))?;
     check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
-    let timing = time_lora(&config, &device, args.steps as usize, args.rounds as usize)?;
+    device.reset_peak_memory();
+    let (model, parameters, mut optimizer) = initial_training(&config, &device)?;
+    let (model, optimizer) = (&*model, &mut optimizer);
+    let case = LoraCase { model, parameters: &parameters, optimizer, batch_size, context };
+    let timing = time_lora(case, args.steps as usize, args.rounds as usize)?;
     if args.json {
         let mut object = serde_json::to_value(&timing)?;
+        object["model"] = config.model.init.clone().into();
+        object["rank"] = args.rank.into();
+        object["base_dtype"] = base_dtype.as_str().into();
         object["precision"] = args.precision.as_str().into();
         output::line(object)?;
         return Ok(());
     }
-    output::line(line(&timing, args.precision))?;
+    output::line(line(&timing, args, base_dtype))?;
     if args.profile {
         output::line(timing.report.text())?;
     }
     Ok(())
 }
 
-fn line(t: &LoraTiming, precision: Precision) -> String {
+fn line(t: &LoraTiming, args: &Args, base_dtype: WeightDtype) -> String {
     format!(
-        "rustyflow lora r={} {precision} {} B={} T={}: {} ms/step, {}, {}, {} trained parameters, loss {}, host {:.1}%",
-        t.rank,
-        t.base_dtype,
+        "rustyflow lora r={} {} {base_dtype} B={} T={}: {} ms/step, {}, {}, {} trained parameters, loss {}, host {:.1}%",
+        args.rank,
+        args.precision,
         t.batch_size,
         t.context,
         units::digits(t.ms_per_step),

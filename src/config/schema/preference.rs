@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PreferenceConfig {
-    /// β, which multiplies log-probabilities: the higher, the closer the model stays to its reference. Default 0: 0.1, of
-    /// `simpo` 2.
+    /// β, which multiplies log-probabilities: the higher, the closer the model stays to its reference. Default 0: 0.1,
+    /// of `simpo` 2.
     pub beta: f64,
     /// γ of `simpo`, by how much the chosen answer is to be better. Default 1.
     pub gamma: f64,
-    /// Share of pairs in which the rejected answer is assumed to be the better one, in [0, 1). Default 0.
+    /// Share of pairs in which the rejected answer is assumed to be the better one, in [0, 0.5). Default 0.
     pub label_smoothing: f64,
     /// Weight of the mean cross-entropy of chosen answers in the loss. Default 0; `orpo` always has 1.
     pub sft_weight: f64,

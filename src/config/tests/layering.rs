@@ -174,6 +174,7 @@ fn other_variables_are_passed_over() {
     let others = variables(&[
         ("RUSTYFLOW_GPU_DEVICE", "1"),
         ("RUSTYFLOW_GPU_LIMITS", "x"),
+        ("RUSTYFLOW_GPU_BUFFER", "x"),
         ("RUSTYFLOW_REQUIRE_GPU", "1"),
         ("RUSTYFLOW_CACHE_DIR", "/tmp"),
         ("SOME__THING", "1"),

@@ -1,6 +1,6 @@
 //! The loss over a whole split of a corpus.
 
-use crate::data::{Continued, Coverage, IGNORE_INDEX, Row, Tokens, eval_windows};
+use crate::data::{Answer, Continued, Coverage, IGNORE_INDEX, Label, Row, Tokens, eval_windows};
 use crate::models::{Cache, Documents, LanguageModel, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
@@ -54,8 +54,8 @@ pub struct Windows {
 }
 
 /// Evaluates `model` on `tokens`, with the given coverage of their text. Every token but the first is a target once;
-/// with prompts, every token of an answer. A recurrent model reads `batch_size` pieces of the text in parallel, each
-/// from start to end. `None` if `stop` was set before the end.
+/// with prompts, every token of an answer, unless it is a rejected or an undesirable one. A recurrent model reads
+/// `batch_size` pieces of the text in parallel, each from start to end. `None` if `stop` was set before the end.
 ///
 /// # Errors
 /// If there are fewer than two tokens or no windows, those of a recurrent model overlap, or the device reported an
@@ -119,19 +119,27 @@ pub(in crate::train) fn loss(
     preference: Option<&Preference>,
 ) -> Result<(Readback, usize)> {
     let of = |part: fn(&Row) -> &[u32]| rows.iter().flat_map(part).copied().collect::<Vec<u32>>();
-    let (ids, host_targets) = (of(|row| &row.ids), of(|row| &row.targets));
+    let (ids, mut host_targets) = (of(|row| &row.ids), of(|row| &row.targets));
+    let t = ids.len() / rows.len().max(1);
+    let answers =
+        rows.iter().enumerate().flat_map(|(row, of)| of.answers.iter().cloned().map(move |a| a.from(row * t)));
+    let answers: Vec<Answer> = answers.collect();
+    if preference.is_none() {
+        // What is not to be imitated is not predicted.
+        let is_wanted = |label| matches!(label, Label::Chosen | Label::Desirable);
+        for Answer { places, .. } in answers.iter().filter(|answer| !is_wanted(answer.label)) {
+            host_targets[places.clone()].fill(IGNORE_INDEX);
+        }
+    }
     let starts = of(|row| row.starts.as_deref().unwrap_or_default());
     let count = host_targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
-    let (shape, device) = ([rows.len(), ids.len() / rows.len().max(1)], model.device());
+    let (shape, device) = ([rows.len(), t], model.device());
     let loss = no_grad(|| {
         let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
         let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
         let targets = Tensor::from_u32(&host_targets, shape, &device)?; // (B, T)
         if let Some(preference) = preference {
-            let t = shape[1];
-            let answers =
-                rows.iter().enumerate().flat_map(|(row, of)| of.answers.iter().cloned().map(move |a| a.from(row * t)));
-            let answers = Answers::new(&answers.collect::<Vec<_>>(), 0..host_targets.len(), &host_targets);
+            let answers = Answers::new(&answers, 0..host_targets.len(), &host_targets);
             let rows = Rows { ids: &ids, targets: &targets, documents: documents.as_ref(), answers: &answers };
             return preference.evaluate(model, rows)?.read_later();
         }

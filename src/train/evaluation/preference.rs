@@ -1,5 +1,5 @@
-//! Losses of preferences: what makes an answer more likely than another, or than before. With the summed log-probability
-//! π of an answer's tokens, that of a frozen reference model ρ, their number n, a chosen answer c and a rejected one r:
+//! Preference losses. π is the summed log-probability of an answer's n tokens, ρ that of a frozen reference model; c is
+//! a chosen answer, r a rejected one:
 //!
 //! ```text
 //! DPO     -(1 - e) log σ(z) - e log σ(-z)                      z = β ((πc - ρc) - (πr - ρr))
@@ -9,12 +9,12 @@
 //! KTO     w (1 - σ(±β (π - ρ - KL)))                           + for a desirable answer, - for another
 //! ```
 //! (Rafailov et al. 2023 with the label smoothing e of Mitchell 2023; Azar et al. 2024; Meng et al. 2024; Hong et al.
-//! 2024; Ethayarajh et al. 2024.) -log p(c) is the mean over the tokens of all chosen answers of a step, and added to the
-//! other losses with `preference.sft_weight`; all else is the mean over pairs, or over answers. KTO's KL is the mean of
-//! π - ρ over prompts with the answer to another prompt, or 0 if that is less: of the whole step, without gradients.
+//! 2024; Ethayarajh et al. 2024.) -log p(c) is the mean over the tokens of all chosen answers of a step, and added to
+//! the other losses with `preference.sft_weight`; all else is the mean over pairs, or over answers. KTO's KL is the
+//! mean of π - ρ over prompts with the answer to another one, or 0 if that is less: of a whole step, no gradients.
 //!
-//! These are TRL's formulas, except that its ORPO learns the prompt's tokens too, its DPO has no e, and its KL is that of
-//! a micro-batch. Rewards are β (π - ρ), and β π / n without a reference.
+//! These are TRL's formulas, except that its ORPO learns the prompt's tokens too, its DPO has no e, and its KL is that
+//! of a micro-batch. Rewards are β (π - ρ), and β π / n without a reference.
 
 use crate::config::{Config, Objective};
 use crate::data::{Answer, IGNORE_INDEX, Label};
@@ -191,8 +191,8 @@ impl std::iter::Sum for Counts {
 }
 
 impl Preference {
-    /// That of a configuration; `None` if each next token is learned. `copy` is the frozen copy of the initial model, if
-    /// [`Preference::needs_copy`] says so.
+    /// That of a configuration; `None` if each next token is learned. `copy` is the frozen copy of the initial model,
+    /// if [`Preference::needs_copy`] says so.
     pub fn new(config: &Config, copy: Option<Box<dyn LanguageModel>>) -> Option<Preference> {
         let (objective, keys) = (config.train.objective, &config.preference);
         if !objective.is_preference() {
@@ -395,9 +395,29 @@ impl Preference {
     }
 }
 
-/// log(1 - e^x) of x below 0: with t = tanh(-x / 2), 1 - e^x = 2 t / (1 + t), which is precise for small x too.
+/// log(1 - e^x) of x up to 0: with t = tanh(-x / 2), 1 - e^x = 2 t / (1 + t), which is precise for small x too. A
+/// certain answer, as far as f32 can tell, is as likely as 1 - 2e-7, without a gradient.
 fn log_rest(x: &Tensor) -> Result<Tensor> {
-    let t = x.scale(-0.5)?.tanh()?;
+    let t = x.scale(-0.5)?.tanh()?.clamp(1e-7, f32::INFINITY)?;
     let one = Tensor::full(1.0, [1], &x.device())?;
     t.scale(2.0)?.log()?.sub(&t.add(&one)?.log()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_odds_of_a_certain_answer_are_finite() {
+        for device in Device::for_tests() {
+            let x = Tensor::from_f32(&[0.0, -1e-8, -0.5, -20.0], [4], &device).unwrap().requires_grad().unwrap();
+            let y = log_rest(&x).unwrap();
+            y.sum(..).unwrap().backward().unwrap();
+            let (y, dx) = (y.to_f32().unwrap(), x.grad().unwrap().to_f32().unwrap());
+            assert!(y.iter().chain(&dx).all(|value| value.is_finite()), "{device}: {y:?} {dx:?}");
+            // log(1 - e^-0.5), and -e^-0.5 / (1 - e^-0.5).
+            assert!((y[2] + 0.932_752).abs() < 1e-5 && (dx[2] + 1.541_494).abs() < 1e-4, "{device}: {y:?} {dx:?}");
+            assert!(y[0] < -15.0 && y[3].abs() < 1e-6 && dx[0] == 0.0, "{device}: {y:?} {dx:?}");
+        }
+    }
 }

@@ -129,6 +129,7 @@ impl Opening<'_> {
             index,
             allow_software: config.allow_software,
             default_limits: default_limits()?,
+            buffer_bytes: memory_limit("RUSTYFLOW_GPU_BUFFER")?,
             memory_bytes: memory_bytes()?,
             cache: self.cache.map(Path::to_path_buf),
         })

@@ -2,7 +2,8 @@
 
 use super::init::first_model;
 use crate::config::{Config, Precision};
-use crate::models::{LanguageModel, ModelConfig, to_device_as_f16};
+use crate::models::{LanguageModel, ModelConfig, build, to_device_as_f16};
+use crate::tensor::{DryRun, with_weights_on};
 use crate::train::evaluation::preference::Preference;
 use crate::{Device, Error, Result};
 
@@ -21,6 +22,11 @@ pub(in crate::train) fn preference(
 
 /// The initial model, in the precision of training.
 fn initial(config: &Config, shape: &ModelConfig, device: &Device) -> Result<Box<dyn LanguageModel>> {
+    if !device.has_values() {
+        // Of a dry run, which has any model at once.
+        let mut model = with_weights_on(Device::DryRun(DryRun::cpu()), || build(shape, 0))?;
+        return move_to(&mut *model, config, device).map(|()| model);
+    }
     let mut model = first_model(config, shape, None).map_err(|error| match error {
         Error::OutOfMemory { .. } => error,
         error => {
@@ -28,9 +34,12 @@ fn initial(config: &Config, shape: &ModelConfig, device: &Device) -> Result<Box<
             Error::Invalid(format!("train.objective = \"{objective}\" compares the model with model.init: {error}"))
         }
     })?;
+    move_to(&mut *model, config, device).map(|()| model)
+}
+
+fn move_to(model: &mut dyn LanguageModel, config: &Config, device: &Device) -> Result<()> {
     match config.device.precision {
-        Precision::F32 => model.to_device(device)?,
-        Precision::Mixed => to_device_as_f16(&mut *model, "device.precision", device)?,
+        Precision::F32 => model.to_device(device),
+        Precision::Mixed => to_device_as_f16(model, "device.precision", device),
     }
-    Ok(model)
 }

@@ -71,7 +71,7 @@ pub(in crate::train) fn on_device(
 ///
 /// # Errors
 /// If `model.init` cannot be read or adapted, or the device runs out of memory.
-pub(crate) fn initial_training(
+pub fn initial_training(
     config: &Config,
     device: &Device,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {

@@ -16,6 +16,9 @@ use crate::json_rows::Mapped;
 use rustyflow_base::cache::hex;
 use rustyflow_base::error::Result;
 
+/// Version of the surveys. Increment it when the same files have another one.
+const FORMAT: u32 = 1;
+
 /// Size, hash and split of a corpus.
 #[derive(Serialize, Deserialize)]
 struct Survey {
@@ -80,7 +83,8 @@ pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) ->
 /// without a cache folder, or if a file has no modification time.
 fn memo(spec: &CorpusSpec, template: Option<&str>, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
     let mut hash = Sha256::new();
-    hash.update(format!("{} {:?} {template:?}\n", env!("CARGO_PKG_VERSION"), spec.validation_fraction));
+    let version = env!("CARGO_PKG_VERSION");
+    hash.update(format!("{FORMAT} {version} {:?} {template:?}\n", spec.validation_fraction));
     for (number, path) in files {
         let metadata = path.metadata().ok()?;
         let time = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -101,6 +105,7 @@ struct Tally {
     size: u64,
     /// Bytes of the first documents of the training text.
     sizes: Vec<u64>,
+    has_labels: bool,
 }
 
 impl Tally {
@@ -119,7 +124,8 @@ impl Tally {
         // No text holds these bytes, so they tell where documents end.
         self.hash.update([if let Piece::End(_) = piece { 0xff } else { 0xfc }]);
         if label != Label::None {
-            self.hash.update([0xf8 + label as u8]);
+            self.hash.update([0xf4 + label as u8]);
+            self.has_labels = true;
         }
         // A pair is one.
         if label == Label::Chosen {
@@ -181,7 +187,7 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
             training = (tally.bytes, tally.documents);
         }
     }
-    let Tally { mut hash, bytes, documents, sizes, .. } = tally;
+    let Tally { mut hash, bytes, documents, sizes, has_labels, .. } = tally;
     let place = place_of(corpus, spec);
     if training.0 == 0 {
         let message = match undecodable.is_empty() {
@@ -192,7 +198,11 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     }
     let mut whole = corpus.clone();
     whole.leave_out(&undecodable);
-    let held_out = held_out(&whole, spec, training, &sizes)?;
+    let held_out = match has_labels && training.1 == 1 {
+        // An answer is not cut.
+        true => HeldOut::Nothing,
+        false => held_out(&whole, spec, training, &sizes)?,
+    };
     if held_out == HeldOut::From(0) {
         return Err(bad(&place, "the text is too short to be split into training and validation"));
     }

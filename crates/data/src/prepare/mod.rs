@@ -26,7 +26,7 @@ use rustyflow_base::units;
 pub use encode::{encode_beginning, encode_split};
 
 /// Version of the token files. Increment it when the same text gets other tokens, or the format changes.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 /// How long token files are kept that no run uses.
 const KEEP_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);

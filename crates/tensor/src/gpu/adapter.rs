@@ -154,6 +154,12 @@ fn descriptor(adapter: &wgpu::Adapter, choice: &AdapterChoice) -> wgpu::DeviceDe
     } else {
         (wanted, adapter.limits())
     };
+    let largest = choice.buffer_bytes.unwrap_or(u64::MAX);
+    let required_limits = wgpu::Limits {
+        max_buffer_size: required_limits.max_buffer_size.min(largest),
+        max_storage_buffer_binding_size: required_limits.max_storage_buffer_binding_size.min(largest),
+        ..required_limits
+    };
     wgpu::DeviceDescriptor {
         label: Some("rustyflow"),
         required_features: wanted & adapter.features(),

@@ -105,6 +105,8 @@ pub struct AdapterChoice {
     pub allow_software: bool,
     /// Whether to use only WebGPU's default limits, for tests.
     pub default_limits: bool,
+    /// Size limit of a buffer, bytes; `None` for the adapter's. For tests.
+    pub buffer_bytes: Option<u64>,
     /// Memory limit, bytes; `None` for all of it.
     pub memory_bytes: Option<usize>,
     /// Folder of the shader cache; `None` disables it. It can be deleted at any time.

@@ -88,7 +88,7 @@ impl Linear {
         }
     }
 
-    /// Its LoRA adapters, if there are any that count now.
+    /// Its active LoRA adapters.
     fn low_rank(&self) -> Option<&LowRank> {
         self.weight.low_rank.as_deref().filter(|low_rank| low_rank.is_on())
     }

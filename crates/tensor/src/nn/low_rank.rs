@@ -63,7 +63,7 @@ pub fn without_adapters<T>(body: impl FnOnce() -> T) -> T {
 }
 
 impl LowRank {
-    /// Whether it counts now: see [`without_adapters`].
+    /// Whether it is active: see [`without_adapters`].
     pub(super) fn is_on(&self) -> bool {
         !ADAPTERS_ARE_OFF.get()
     }

@@ -42,7 +42,7 @@ pub use readback::{Bytes, Preparing, Readback};
 pub(crate) use recompute::recompute;
 pub(crate) use segments::parts_between;
 pub use shape::{DType, Shape, Spec};
-pub use source::Source;
+pub use source::{Source, values_read};
 
 use crate::profile::MemoryKind;
 use crate::{Error, Result};

@@ -20,6 +20,7 @@
 //! ```
 
 use super::codebook::Codebook;
+use super::source::count_read;
 use super::{DType, Source};
 use crate::cpu::vectorized;
 use half::f16;
@@ -108,6 +109,7 @@ pub(super) fn encode(dtype: DType, source: &(impl Source + ?Sized), elements: us
     let read = |part: usize| {
         let mut values = vec![0.0; PART.min(elements - part * PART)];
         source.read(part * PART, &mut values);
+        count_read(values.len());
         values
     };
     if dtype == DType::Nf4 {

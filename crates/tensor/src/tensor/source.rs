@@ -10,9 +10,24 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that a thread writes at a time: a part of its cache.
 const PART: usize = 1 << 18;
+
+/// See [`values_read`].
+static READ: AtomicU64 = AtomicU64::new(0);
+
+/// How many numbers of sources this process has read, so that it can be shown how far the loading of a model is.
+#[doc(hidden)]
+pub fn values_read() -> u64 {
+    READ.load(Ordering::Relaxed)
+}
+
+/// Counts numbers that are read.
+pub(super) fn count_read(values: usize) {
+    READ.fetch_add(values as u64, Ordering::Relaxed);
+}
 
 /// The values of a tensor, f32.
 pub trait Source: Send + Sync {
@@ -80,6 +95,7 @@ fn largest_magnitude(source: &(impl Source + ?Sized), len: usize) -> f32 {
 
 /// Writes the elements from `first` on as `dtype`, f32 or f16.
 fn write(source: &(impl Source + ?Sized), dtype: DType, first: usize, out: &mut [u8]) {
+    count_read(out.len() / dtype.size_bytes());
     if dtype == DType::F32 {
         return source.read(first, bytemuck::cast_slice_mut(out));
     }

@@ -62,8 +62,7 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let TrainOptions { device, others, launch, .. } = &process.options;
     let (devices, place) = (devices(device, others), process.place);
     if resolved.config.train.objective == Objective::Kto && place.ranks > 1 {
-        let message =
-            format!("is kto, whose KL is that of a whole step, so it trains on one device, not {}", place.ranks);
+        let message = format!("is kto, which needs one device, not {}: its KL spans the whole step", place.ranks);
         let place = resolved.origin("train.objective").to_string();
         return Err(Error::Config { place, key: "train.objective".into(), message });
     }
@@ -168,6 +167,7 @@ fn check_answers(resolved: &Resolved, splits: [&Tokens; 2]) -> Result<()> {
         let Labels { texts, pairs, desirable, undesirable } = labels;
         let (answers, documents) = (desirable + undesirable, texts + pairs + desirable + undesirable);
         let (learned, needed) = match objective {
+            Objective::NextToken if pairs + undesirable == 0 => continue,
             Objective::NextToken => (texts, ""),
             Objective::Kto => (answers, "\"prompt\", \"completion\" and a boolean \"label\""),
             _ => (pairs, "\"prompt\", \"chosen\" and \"rejected\""),
@@ -182,10 +182,12 @@ fn check_answers(resolved: &Resolved, splits: [&Tokens; 2]) -> Result<()> {
                                     of data.corpus are others"
             ));
         }
-        let advice = if pairs > 0 { "dpo, ipo, orpo or simpo" } else { "kto" };
+        let (advice, otherwise) = match pairs {
+            0 => ("kto", "or leave out the keys \"label\" to learn all answers"),
+            _ => ("dpo, ipo, orpo or simpo", "or leave out the key \"rejected\""),
+        };
         return refused(format!(
-            "is next_token, and data.corpus has answers that are not to be imitated ({} of {documents} rows): set it to \
-             {advice} to learn preferences",
+            "is next_token, and {} of {documents} rows of data.corpus are preferences: set it to {advice}, {otherwise}",
             documents - texts
         ));
     }

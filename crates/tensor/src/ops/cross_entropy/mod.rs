@@ -59,8 +59,8 @@ pub(super) struct RowLosses {
 }
 
 /// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, columns), which are the second output,
-/// read and overwritten. Inputs: targets (rows), n, and loss_scale (1); of rows whose losses are not averaged, what each
-/// gradient is multiplied by (rows) in place of the last two.
+/// read and overwritten. Inputs: targets (rows), n, and loss_scale (1); of rows whose losses are not averaged, what
+/// each gradient is multiplied by (rows) in place of the last two.
 pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
     /// V plus padding columns, whose gradient is 0.
