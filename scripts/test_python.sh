@@ -29,8 +29,12 @@ if ! has_python && [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
 fi
 has_python || skip "Python 3.9 or newer with venv is not to be had"
 
-rm -rf "$venv" "$wheels"
-python3 -m venv "$venv"
+# Installing the packages takes longest, so they stay for the next run; continuous integration begins anew.
+rm -rf "$wheels"
+if [[ -n "${CI:-}" ]] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+fi
 "$venv/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2' numpy pytest mypy matplotlib nbclient \
     nbformat ipykernel || skip "pip cannot install what the tests need"
 
@@ -38,7 +42,7 @@ cargo fmt -p rustyflow-python --check
 # With these features and of this profile the other tests have compiled the libraries.
 "$venv/bin/maturin" build --quiet --profile dev --features testing --manifest-path python/Cargo.toml \
     --interpreter "$venv/bin/python" --out "$wheels"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheels"/*.whl
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheels"/*.whl
 
 # libc and its companions, and no loader of any GPU: that is looked for when the program runs.
 library="$("$venv/bin/python" -c 'import rustyflow._rustyflow as m; print(m.__file__)')"

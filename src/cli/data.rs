@@ -5,7 +5,7 @@ use super::output;
 use super::{complete, configuration, examples};
 use crate::cache;
 use crate::config::Layers;
-use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch, holds_prepared};
+use crate::data::{Corpus, DATASETS, Labels, Prepared, Progress, Tokens, fetch, holds_prepared};
 use crate::train::data_spec;
 use crate::units;
 use anyhow::Result;
@@ -54,6 +54,13 @@ pub struct Prepare {
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
     #[arg(long, add = complete::tokenizers())]
     tokenizer: Option<String>,
+    /// Take the tokenizer and the chat template of this model: a run, a folder, a GGUF file or a fetched model
+    /// (model.init)
+    #[arg(long, value_name = "DIR|GGUF", add = complete::runs())]
+    init: Option<String>,
+    /// Chat template of conversations: chatml, or a path (data.chat_template)
+    #[arg(long, value_name = "TEMPLATE")]
+    chat_template: Option<String>,
     /// Vocabulary size of bpe (data.vocab_size)
     #[arg(long, value_name = "N")]
     vocab_size: Option<String>,
@@ -129,6 +136,8 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
         corpus,
         ("--files", "data.files", args.files.clone()),
         ("--tokenizer", "data.tokenizer", args.tokenizer.clone()),
+        ("--init", "model.init", args.init.clone()),
+        ("--chat-template", "data.chat_template", args.chat_template.clone()),
         ("--vocab-size", "data.vocab_size", args.vocab_size.clone()),
         ("--validation-fraction", "data.validation_fraction", args.validation_fraction.clone()),
         ("--block-size", "model.block_size", args.block_size.clone()),
@@ -185,6 +194,10 @@ fn in_json(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>, seconds
         let [cut, left_out] = counts.truncations.map_or([None; 2], |(cut, left_out)| [Some(cut), Some(left_out)]);
         json["truncated_documents"] = cut.into();
         json["left_out_documents"] = left_out.into();
+        let Labels { texts: _, pairs, desirable, undesirable } = counts.labels;
+        json["pairs"] = pairs.into();
+        json["desirable_answers"] = desirable.into();
+        json["undesirable_answers"] = undesirable.into();
         json["most_frequent"] = serde_json::json!(counts.most_frequent);
     }
     Ok(json)
@@ -205,7 +218,19 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
         let unknown = 100.0 * meta.coverage.unknown_share;
         output::line(format_args!("lossy          tokens do not preserve the whole text; {unknown:.2}% are unknown"))?;
     }
-    if let Some(Counts { learned, used, block_size, longest_document, truncations, most_frequent }) = counts {
+    if let Some(Counts { learned, used, block_size, longest_document, truncations, labels, most_frequent }) = counts {
+        if labels.pairs > 0 {
+            output::line(format_args!(
+                "pairs          {} of a chosen and a rejected answer, for training",
+                labels.pairs
+            ))?;
+        }
+        if labels.desirable + labels.undesirable > 0 {
+            let Labels { desirable, undesirable, .. } = labels;
+            output::line(format_args!(
+                "answers        {desirable} desirable, {undesirable} undesirable, for training"
+            ))?;
+        }
         if let Some((cut, left_out)) = truncations {
             let share = 100.0 * learned as f64 / meta.train_tokens.max(1) as f64;
             let learned = units::count(learned as f64);
@@ -235,6 +260,8 @@ struct Counts {
     longest_document: usize,
     /// Documents that lose their end in such a row, and that are left out; `None` of a continuous text.
     truncations: Option<(usize, usize)>,
+    /// Documents of training by their labels.
+    labels: Labels,
     /// Tokens that occur at all.
     used: usize,
     most_frequent: Vec<(String, u64)>,
@@ -254,6 +281,7 @@ impl Counts {
             block_size,
             longest_document: train.document_lengths().max().unwrap_or(0),
             truncations: train.is_in_documents().then(|| train.truncations(block_size)),
+            labels: train.labels(),
             used: order.len(),
             most_frequent,
         }

@@ -96,7 +96,7 @@ pub const BENCH_STEP: &str = "Examples:
 
 pub const BENCH_LORA: &str = "Examples:
   rustyflow bench lora --model Qwen/Qwen3-0.6B --device gpu --precision mixed --batch-size 1,4
-  rustyflow bench lora --model model.gguf --device gpu --precision mixed --base-dtype f16,q8_0,nf4 --recompute block";
+  rustyflow bench lora --model model.gguf --device gpu --precision mixed --base-dtype f16,nf4";
 
 pub const BENCH_GENERATE: &str = "Examples:
   rustyflow bench generate --case gpt2-124m --device gpu

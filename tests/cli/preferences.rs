@@ -158,6 +158,19 @@ fn what_cannot_be_learned_so_is_refused_with_what_to_do() {
     let eval = ["eval", "--model", "runs/sft", "--device", "cpu", "--json", "--text", "one.jsonl"];
     // "yes b" and the end.
     assert_eq!(sandbox.run(&eval).succeeds().json()["tokens"], 6);
+    let stats = ["data", "stats", "--init", "runs/sft", "--corpus", "pairs.jsonl"];
+    sandbox.run(&stats).succeeds().prints(&["pairs          36 of a chosen and a rejected answer", "0 are dropped"]);
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let chat = json!({"messages": [message("user", "after a "), message("assistant", "yes b")]});
+    sandbox.write("chat.jsonl", format!("{chat}\n{chat}\n"));
+    let stats = ["data", "stats", "--init", "runs/sft", "--corpus", "chat.jsonl", "--json"];
+    sandbox.run(&stats).fails_with(&["chat template"]);
+    sandbox.write(
+        "my.jinja",
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}{% endif %}",
+    );
+    let stats = [&stats[..], &["--chat-template", "my.jinja"]].concat();
+    assert_eq!(sandbox.run(&stats).succeeds().json()["documents"], 2);
     // Wanted answers alone may be imitated.
     let wanted = json!({"prompt": "after a ", "completion": "yes b", "label": true});
     sandbox.write("wanted.jsonl", format!("{wanted}\n{wanted}\n{wanted}\n"));

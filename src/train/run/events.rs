@@ -206,16 +206,17 @@ impl Event {
                 line
             }
             Event::Evaluated { step, split, result, .. } => {
-                let mut line = json!({
-                    "kind": "eval", "split": split, "step": step, "loss": result.loss,
-                    "lossless": result.lossless, "unknown_share": result.unknown_share,
-                    "tokens": result.tokens, "context": result.context, "stride": result.stride,
-                });
+                let mut line = json!({ "kind": "eval", "split": split, "step": step, "loss": result.loss });
                 // The loss of a preference is of no token.
                 if result.rewards.is_none() {
                     line["perplexity"] = result.perplexity.into();
                     line["bits_per_byte"] = result.bits_per_byte.into();
                 }
+                line["lossless"] = result.lossless.into();
+                line["unknown_share"] = result.unknown_share.into();
+                line["tokens"] = result.tokens.into();
+                line["context"] = result.context.into();
+                line["stride"] = result.stride.into();
                 add_rewards(&mut line, result.rewards);
                 line
             }

@@ -245,6 +245,7 @@ fn losses() -> Vec<Row> {
     // A loss scale of more elements is what the optimizer has: the scale, and what it counts.
     let chunked = "0 rank+1, 1 dim0+1, 2 rank+1, 3 rank+1, 3 rank-1, 3 scalar, 3 dim0+1";
     let loss = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], Criterion::default(), Some(&x[3]));
+    let log_probs = |x: &[Tensor]| x[0].linear_log_probs(&x[1], None, &x[2], Some(&x[3]));
     fn weighed_by(weights: &Tensor) -> Criterion<'_> {
         Criterion { label_smoothing: 0.1, class_weights: Some(weights) }
     }
@@ -268,6 +269,11 @@ fn losses() -> Vec<Row> {
         }),
         row("linear_cross_entropy", &of(DType::F32), chunked, loss),
         row("linear_cross_entropy", &of(DType::F16), chunked, loss),
+        row("linear_log_probs", &of(DType::F32), chunked, log_probs),
+        row("linear_log_probs", &of(DType::F16), chunked, log_probs),
+        row("linear_log_probs", &weighted, "0 rank+1, 2 rank+1", |x| {
+            x[0].linear_log_probs(&x[1], Some(&x[3]), &x[2], None)
+        }),
         row(
             "binary_cross_entropy_with_logits",
             &[&pair[..], &[f32(&[3])]].concat(),
