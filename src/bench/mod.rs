@@ -5,7 +5,6 @@ mod exchange;
 mod generate;
 #[cfg(feature = "cli")]
 mod hardware;
-mod lora;
 mod ops;
 #[cfg(feature = "cli")]
 mod plot;
@@ -21,11 +20,10 @@ pub use exchange::measure_exchange;
 pub use generate::{GenerateTiming, random_model, time_generate};
 #[cfg(feature = "cli")]
 pub use hardware::{HardwareReport, hardware_table};
-pub use lora::{LoraCase, LoraTiming, time_lora};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
 #[cfg(feature = "cli")]
 pub use plot::{plot_generate, plot_steps};
-pub use step::{StepCase, StepTiming, step_cases, time_step};
+pub use step::{StepCase, StepTiming, step_cases, time_step, time_training};
 pub use table::{Row, Sizes, gemms};
 #[cfg(feature = "cli")]
 pub use tune::compare_tunings;

@@ -1,6 +1,6 @@
 //! Times a training step on random tokens: forward, backward, clipping, AdamW.
 
-use crate::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
+use crate::models::{LanguageModel, LlamaConfig, ModelConfig, ModelKind, Past, build};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::ops::random::Key;
@@ -82,57 +82,42 @@ fn case(
 /// If there is nothing to time, the model does not fit the device, or the device reported an error.
 pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     let config = &case.config;
-    check_counts(case, steps, rounds)?;
+    let shape = [case.batch_size, config.block_size];
+    check_counts(shape, steps, rounds)?;
     device.reset_peak_memory();
     check_size(config, case.batch_size.saturating_mul(config.block_size), operands, device)?;
     let mut model = build(config, 0)?;
     let parameters = ParameterArena::new(&mut *model, device, operands)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
-    let (ids, targets) = (random_tokens(case, 1, device)?, random_tokens(case, 2, device)?);
-    let step = || -> Result<Tensor> {
+    time_training(case.name, &*model, (&parameters, &mut optimizer, 6e-4), shape, steps, rounds)
+}
+
+/// Times `rounds` rounds of `steps` steps of a model on random tokens (B, T), forward to update at a learning rate, and
+/// takes the median round. Every token is a target. The result has the name `case`.
+///
+/// # Errors
+/// If there is nothing to time, the device runs out of memory, or it reported an error.
+pub fn time_training(
+    case: &'static str,
+    model: &dyn LanguageModel,
+    (parameters, optimizer, learning_rate): (&ParameterArena, &mut Optimizer, f64),
+    shape: [usize; 2],
+    steps: usize,
+    rounds: usize,
+) -> Result<StepTiming> {
+    check_counts(shape, steps, rounds)?;
+    let (device, [batch_size, context]) = (&model.device(), shape);
+    let tokens = |seed| Tensor::from_u32(&random_ids(Key::new(seed), shape, model.config().vocab_size)?, shape, device);
+    let (ids, targets) = (tokens(1)?, tokens(2)?);
+    let mut step = || -> Result<Tensor> {
         let loss = |(), loss_scale: Option<&Tensor>| {
             model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), Criterion::default(), loss_scale)
         };
-        let update = step_alone((&parameters, &mut optimizer), Losses::Parts, [()].into_iter(), loss, 6e-4)?;
+        let update = step_alone((parameters, optimizer), Losses::Parts, [()].into_iter(), loss, learning_rate)?;
         device.end_step()?;
         Ok(update.loss)
     };
-    let Timed { seconds, gib, loss, report } = time_steps(device, steps, rounds, step)?;
-    Ok(StepTiming {
-        case: case.name,
-        batch_size: case.batch_size,
-        context: config.block_size,
-        ms_per_step: 1e3 * seconds,
-        tokens_per_s: (case.batch_size * config.block_size) as f64 / seconds,
-        gib,
-        loss,
-        host_share: report.host_share(),
-        report,
-    })
-}
-
-/// What steps cost.
-pub(super) struct Timed {
-    /// Of a step, in the median round.
-    pub seconds: f64,
-    /// The most memory that tensors took on the device.
-    pub gib: f64,
-    /// Of the last step.
-    pub loss: f32,
-    pub report: Report,
-}
-
-/// Times `rounds` rounds of so many steps, each of which returns its loss.
-///
-/// # Errors
-/// Those of a step.
-pub(super) fn time_steps(
-    device: &Device,
-    steps: usize,
-    rounds: usize,
-    mut step: impl FnMut() -> Result<Tensor>,
-) -> Result<Timed> {
     // As many steps before the device is waited for as keep it busy.
     warm_up(device, &mut || (0..3).try_for_each(|_| step().map(drop)))?;
     device.profiler().take();
@@ -162,24 +147,27 @@ pub(super) fn time_steps(
     let memory = device.memory();
     let gib = memory.peak_bytes as f64 / (1u64 << 30) as f64;
     let report = Report::new(&measured, device.is_gpu(), total, 1.0, memory);
-    Ok(Timed { seconds: median, gib, loss: loss.expect("at least one step ran").item()?, report })
+    Ok(StepTiming {
+        case,
+        batch_size,
+        context,
+        ms_per_step: 1e3 * median,
+        tokens_per_s: (batch_size * context) as f64 / median,
+        gib,
+        loss: loss.expect("at least one step ran").item()?,
+        host_share: report.host_share(),
+        report,
+    })
 }
 
 /// Refuses to time nothing.
-fn check_counts(case: &StepCase, steps: usize, rounds: usize) -> Result<()> {
-    let batch = case.batch_size;
-    if steps > 0 && rounds > 0 && batch > 0 {
+fn check_counts([batch, context]: [usize; 2], steps: usize, rounds: usize) -> Result<()> {
+    if steps > 0 && rounds > 0 && batch > 0 && context > 0 {
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "{rounds} rounds of {steps} steps of {batch} sequences take no time: give at least 1 of each"
+        "{rounds} rounds of {steps} steps of {batch} sequences of {context} tokens take no time: give at least 1 of each"
     )))
-}
-
-/// A batch (B, T) of token ids.
-fn random_tokens(case: &StepCase, seed: u64, device: &Device) -> Result<Tensor> {
-    let shape = [case.batch_size, case.config.block_size];
-    Tensor::from_u32(&random_ids(Key::new(seed), shape, case.config.vocab_size)?, shape, device)
 }
 
 /// Token ids (B, T) below V.

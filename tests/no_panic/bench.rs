@@ -2,9 +2,9 @@
 
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::bench::{
-    GenerateTiming, LoraCase, Peaks, Sizes, StepCase, StepTiming, compare_tunings, gemms, hardware_table,
-    measure_peaks, measure_roofline, plot_generate, plot_steps, random_model, select, step_cases, time_generate,
-    time_lora, time_row, time_step,
+    GenerateTiming, Peaks, Sizes, StepCase, StepTiming, compare_tunings, gemms, hardware_table, measure_peaks,
+    measure_roofline, plot_generate, plot_steps, random_model, select, step_cases, time_generate, time_row, time_step,
+    time_training,
 };
 use rustyflow::models::ModelConfig;
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
@@ -27,12 +27,11 @@ fn steps(device: &Device, batch_size: usize, steps: usize, rounds: usize) -> Res
     time_step(&case(batch_size), device, DType::F32, steps, rounds).map(drop)
 }
 
-fn lora(device: &Device, [batch_size, context]: [usize; 2], steps: usize, rounds: usize) -> Result<()> {
+fn training(device: &Device, shape: [usize; 2], steps: usize, rounds: usize) -> Result<()> {
     let mut model = random_model(&case(1))?;
     let parameters = ParameterArena::new(&mut *model, device, DType::F32)?;
     let mut optimizer = Optimizer::new(&parameters, Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 0.1, 1.0)?;
-    let (model, parameters, optimizer) = (&*model, &parameters, &mut optimizer);
-    time_lora(LoraCase { model, parameters, optimizer, batch_size, context }, steps, rounds).map(drop)
+    time_training("a", &*model, (&parameters, &mut optimizer, 1e-4), shape, steps, rounds).map(drop)
 }
 
 fn tokens(batch_size: usize, prompt_tokens: &[usize], new_tokens: usize) -> Result<()> {
@@ -93,10 +92,10 @@ pub fn rows() -> Vec<Row> {
         ("time_step", Refused, |d| steps(d, 0, 1, 1)),
         ("time_step", Refused, |d| steps(d, HUGE, 1, 1)),
         ("time_step", Refused, |d| steps(d, LARGE, 1, 1)),
-        ("time_lora", Refused, |d| lora(d, [1, 1], 0, 1)),
-        ("time_lora", Refused, |d| lora(d, [1, 1], 1, 0)),
-        ("time_lora", Refused, |d| lora(d, [0, 1], 1, 1)),
-        ("time_lora", Refused, |d| lora(d, [HUGE, HUGE], 1, 1)),
+        ("time_training", Refused, |d| training(d, [1, 1], 0, 1)),
+        ("time_training", Refused, |d| training(d, [1, 1], 1, 0)),
+        ("time_training", Refused, |d| training(d, [0, 1], 1, 1)),
+        ("time_training", Refused, |d| training(d, [HUGE, HUGE], 1, 1)),
         ("time_generate", Refused, |_| tokens(0, &[1], 1)),
         ("time_generate", Refused, |_| tokens(1, &[0], 1)),
         ("time_generate", Refused, |_| tokens(1, &[1], 0)),

@@ -308,7 +308,7 @@ fn others() -> Vec<Row> {
             rustyflow::nn::recomputed(&x, &Dropout::off(), |x, _| x.matmul(x)).map(drop)
         }),
         ("without_adapters", Defined, |d| {
-            rustyflow::nn::without_adapters(|| rustyflow::nn::without_adapters(|| zeros([2, 3], d))).map(drop)
+            rustyflow::tensor::without_adapters(|| rustyflow::tensor::without_adapters(|| zeros([2, 3], d))).map(drop)
         }),
         ("join", Defined, |_| {
             assert_eq!(rustyflow::nn::join("", ""), "");

@@ -1,8 +1,8 @@
 //! One object of a corpus in JSON: a text, an answer to a prompt, a conversation, or what of two answers is preferred.
 //!
 //! Its keys are those of Hugging Face's TRL and of OpenAI (`text`; `prompt` and `completion`; `messages`; `prompt`,
-//! `chosen` and `rejected`; `prompt`, `completion` and a boolean `label`). The prompt of a pair without one is what both
-//! answers begin with. ShareGPT's (`conversations` of `from` and `value`) and Alpaca's (`instruction`, `input` and
+//! `chosen` and `rejected`; `prompt`, `completion` and a boolean `label`). The prompt of a pair without one is what
+//! both answers begin with. ShareGPT's (`conversations` of `from` and `value`) and Alpaca's (`instruction`, `input` and
 //! `output`) are mapped to them.
 
 use serde_json::{Map, Value, json};

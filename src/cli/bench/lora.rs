@@ -2,7 +2,7 @@
 
 use super::or_one;
 use crate::Error;
-use crate::bench::{LoraCase, LoraTiming, time_lora};
+use crate::bench::{StepTiming, time_training};
 use crate::cli::configuration::build;
 use crate::cli::{at_least_one, complete, device, examples, output};
 use crate::config::{DeviceConfig, Layers, Precision, Recompute, WeightDtype};
@@ -90,36 +90,37 @@ fn time(args: &Args, base_dtype: WeightDtype, [batch_size, context]: [usize; 2])
     check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
     device.reset_peak_memory();
     let (model, parameters, mut optimizer) = initial_training(&config, &device)?;
-    let (model, optimizer) = (&*model, &mut optimizer);
-    let case = LoraCase { model, parameters: &parameters, optimizer, batch_size, context };
-    let timing = time_lora(case, args.steps as usize, args.rounds as usize)?;
+    let (training, shape) = ((&parameters, &mut optimizer, config.train.learning_rate), [batch_size, context]);
+    let timing = time_training("lora", &*model, training, shape, args.steps as usize, args.rounds as usize)?;
+    let trained = parameters.entries.iter().filter(|entry| entry.trainable);
+    let trained: usize = trained.map(|entry| entry.shape.elements()).sum();
     if args.json {
         let mut object = serde_json::to_value(&timing)?;
         object["model"] = config.model.init.clone().into();
+        object["trained_parameters"] = trained.into();
         object["rank"] = args.rank.into();
         object["base_dtype"] = base_dtype.as_str().into();
         object["precision"] = args.precision.as_str().into();
         output::line(object)?;
         return Ok(());
     }
-    output::line(line(&timing, args, base_dtype))?;
+    output::line(line(&timing, trained, args, base_dtype))?;
     if args.profile {
         output::line(timing.report.text())?;
     }
     Ok(())
 }
 
-fn line(t: &LoraTiming, args: &Args, base_dtype: WeightDtype) -> String {
+fn line(t: &StepTiming, trained: usize, args: &Args, base_dtype: WeightDtype) -> String {
+    let what = format!("rustyflow lora r={} {} {base_dtype}", args.rank, args.precision);
     format!(
-        "rustyflow lora r={} {} {base_dtype} B={} T={}: {} ms/step, {}, {}, {} trained parameters, loss {}, host {:.1}%",
-        args.rank,
-        args.precision,
+        "{what} B={} T={}: {} ms/step, {}, {}, {} trained parameters, loss {}, host {:.1}%",
         t.batch_size,
         t.context,
         units::digits(t.ms_per_step),
         units::tokens_per_s(Some(t.tokens_per_s)),
         units::bytes((t.gib * f64::from(1 << 30)) as u64),
-        units::count(t.trained_parameters as f64),
+        units::count(trained as f64),
         units::loss(t.loss.into()),
         100.0 * t.host_share
     )

@@ -1,12 +1,12 @@
 //! The loss over a whole split of a corpus.
 
 use crate::data::{Answer, Continued, Coverage, IGNORE_INDEX, Label, Row, Tokens, eval_windows};
-use crate::models::{Cache, Documents, LanguageModel, Past};
+use crate::models::{Cache, LanguageModel, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::tensor::{Readback, no_grad};
-use crate::train::evaluation::preference::{Answers, Preference, Rewards, Rows, Totals};
-use crate::{Error, Result, Tensor};
+use crate::train::evaluation::preference::{Answers, Preference, Rewards, Rows, Totals, count_predicted};
+use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -119,32 +119,29 @@ pub(in crate::train) fn loss(
     preference: Option<&Preference>,
 ) -> Result<(Readback, usize)> {
     let of = |part: fn(&Row) -> &[u32]| rows.iter().flat_map(part).copied().collect::<Vec<u32>>();
-    let (ids, mut host_targets) = (of(|row| &row.ids), of(|row| &row.targets));
-    let t = ids.len() / rows.len().max(1);
-    let answers =
-        rows.iter().enumerate().flat_map(|(row, of)| of.answers.iter().cloned().map(move |a| a.from(row * t)));
+    let (ids, mut targets) = (of(|row| &row.ids), of(|row| &row.targets));
+    let shape = [rows.len(), ids.len() / rows.len().max(1)];
+    let starts_of_rows = (0..).step_by(shape[1].max(1));
+    let of_rows = rows.iter().zip(starts_of_rows);
+    let answers = of_rows.flat_map(|(row, start)| row.answers.iter().cloned().map(move |answer| answer.from(start)));
     let answers: Vec<Answer> = answers.collect();
     if preference.is_none() {
         // What is not to be imitated is not predicted.
         let is_wanted = |label| matches!(label, Label::Chosen | Label::Desirable);
         for Answer { places, .. } in answers.iter().filter(|answer| !is_wanted(answer.label)) {
-            host_targets[places.clone()].fill(IGNORE_INDEX);
+            targets[places.clone()].fill(IGNORE_INDEX);
         }
     }
     let starts = of(|row| row.starts.as_deref().unwrap_or_default());
-    let count = host_targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
-    let (shape, device) = ([rows.len(), t], model.device());
+    let (starts, count) = ((!starts.is_empty()).then_some(&*starts), count_predicted(&targets));
+    let answers = Answers::new(&answers, 0..targets.len(), &targets);
     let loss = no_grad(|| {
-        let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
-        let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
-        let targets = Tensor::from_u32(&host_targets, shape, &device)?; // (B, T)
+        let rows = Rows::new((&ids, &targets), starts, answers, shape, &model.device())?;
         if let Some(preference) = preference {
-            let answers = Answers::new(&answers, 0..host_targets.len(), &host_targets);
-            let rows = Rows { ids: &ids, targets: &targets, documents: documents.as_ref(), answers: &answers };
-            return preference.evaluate(model, rows)?.read_later();
+            return preference.evaluate(model, &rows)?.read_later();
         }
-        let past = carried.map_or(documents.as_ref().into(), Past::Cache);
-        model.loss(&ids, &targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
+        let past = carried.map_or(rows.documents.as_ref().into(), Past::Cache);
+        model.loss(&rows.ids, &rows.targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
     })?;
     Ok((loss, count))
 }

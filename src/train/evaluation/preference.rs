@@ -19,8 +19,8 @@
 use crate::config::{Config, Objective};
 use crate::data::{Answer, IGNORE_INDEX, Label};
 use crate::models::{Documents, LanguageModel};
-use crate::nn::{Dropout, without_adapters};
-use crate::tensor::no_grad;
+use crate::nn::Dropout;
+use crate::tensor::{no_grad, without_adapters};
 use crate::{Device, Result, Tensor};
 use std::ops::Range;
 
@@ -55,15 +55,40 @@ pub(in crate::train) struct Answers {
     labels: Vec<Label>,
 }
 
-/// The tokens of some rows, on the device.
-#[derive(Clone, Copy)]
-pub(in crate::train) struct Rows<'a> {
+/// Rows on a device, and their answers.
+pub(in crate::train) struct Rows {
     /// (B, T)
-    pub ids: &'a Tensor,
+    pub ids: Tensor,
     /// (B, T)
-    pub targets: &'a Tensor,
-    pub documents: Option<&'a Documents>,
-    pub answers: &'a Answers,
+    pub targets: Tensor,
+    pub documents: Option<Documents>,
+    pub answers: Answers,
+}
+
+impl Rows {
+    /// Rows of this shape (B, T), with the start of each token's document in its row if they hold documents.
+    ///
+    /// # Errors
+    /// If there are not as many tokens, or the device runs out of memory.
+    pub fn new(
+        (ids, targets): (&[u32], &[u32]),
+        starts: Option<&[u32]>,
+        answers: Answers,
+        shape: [usize; 2],
+        device: &Device,
+    ) -> Result<Rows> {
+        Ok(Rows {
+            ids: Tensor::from_u32(ids, shape, device)?,
+            targets: Tensor::from_u32(targets, shape, device)?,
+            documents: starts.map(|starts| Documents::new(starts, shape, device)).transpose()?,
+            answers,
+        })
+    }
+}
+
+/// How many of these targets are predicted.
+pub(in crate::train) fn count_predicted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
 }
 
 /// Sums over answers, which make up the loss and the metrics of a step or an evaluation.
@@ -89,22 +114,21 @@ impl Counts {
     /// Those of the answers among these tokens of a batch, of which all targets are given; without answers, tokens are
     /// all that are predicted.
     pub fn of(answers: &[Answer], targets: &[u32], within: Range<usize>) -> Counts {
-        let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
         let own: Vec<&Answer> = answers.iter().filter(|answer| within.contains(&answer.places.start)).collect();
         if own.is_empty() {
-            return Counts { examples: 0, tokens: predicted(&targets[within]) };
+            return Counts { examples: 0, tokens: count_predicted(&targets[within]) };
         }
         let chosen = own.iter().filter(|answer| answer.label == Label::Chosen);
-        let tokens = chosen.map(|answer| predicted(&targets[answer.places.clone()])).sum();
+        let tokens = chosen.map(|answer| count_predicted(&targets[answer.places.clone()])).sum();
         Counts { examples: own.len() / 2, tokens }
     }
 }
 
 /// How many numbers [`Totals`] are.
-pub(in crate::train) const TOTALS: usize = 8;
+pub(in crate::train) const TOTALS: usize = 9;
 
 /// Sums over all answers of a step or an evaluation: losses, -log p and tokens of chosen answers, rewards of chosen and
-/// rejected (or desirable and undesirable) answers and how many there are of each, pairs in the right order.
+/// rejected (or desirable and undesirable) answers and how many there are of each, pairs, and pairs in the right order.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(in crate::train) struct Totals([f64; TOTALS]);
 
@@ -137,10 +161,8 @@ impl Totals {
     }
 
     pub fn rewards(&self) -> Rewards {
-        let [_, _, _, chosen, rejected, of_chosen, of_rejected, correct] = self.0;
+        let [_, _, _, chosen, rejected, of_chosen, of_rejected, pairs, correct] = self.0;
         let mean = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
-        // Answers by themselves have no pairs, which is not to have them all wrong.
-        let pairs = if correct < 0.0 { 0.0 } else { of_chosen };
         Rewards {
             chosen: mean(chosen, of_chosen),
             rejected: mean(rejected, of_rejected),
@@ -156,14 +178,14 @@ impl Answers {
         let own = all.iter().filter(|answer| within.contains(&answer.places.start));
         let (firsts, seconds): (Vec<&Answer>, Vec<&Answer>) = own.partition(|answer| is_first(answer.label));
         let mut answers = Answers {
-            of_input: vec![u32::MAX; targets.len()],
+            of_input: vec![u32::MAX; if firsts.is_empty() { 0 } else { targets.len() }],
             tokens: Vec::new(),
             labels: firsts.iter().map(|answer| answer.label).collect(),
         };
         for (number, answer) in firsts.iter().chain(&seconds).enumerate() {
             let places = answer.places.start - within.start..answer.places.end - within.start;
             answers.of_input[places.clone()].fill(number as u32);
-            answers.tokens.push(targets[places].iter().filter(|&&target| target != IGNORE_INDEX).count() as f32);
+            answers.tokens.push(count_predicted(&targets[places]) as f32);
         }
         answers
     }
@@ -172,6 +194,13 @@ impl Answers {
         let examples = self.labels.len();
         let chosen = self.labels.iter().zip(&self.tokens).filter(|(label, _)| **label == Label::Chosen);
         Counts { examples, tokens: chosen.map(|(_, tokens)| *tokens as usize).sum() }
+    }
+
+    /// One over the tokens of each answer, of each half.
+    fn inverse_lengths(&self, device: &Device) -> Result<[Tensor; 2]> {
+        let inverse: Vec<f32> = self.tokens.iter().map(|tokens| 1.0 / tokens.max(1.0)).collect();
+        let (first, second) = inverse.split_at(self.labels.len());
+        Ok([Tensor::from_f32(first, [first.len()], device)?, Tensor::from_f32(second, [second.len()], device)?])
     }
 
     /// One for each example that is right or not, on a device.
@@ -229,7 +258,7 @@ impl Preference {
     ///
     /// # Errors
     /// If the device runs out of memory.
-    pub fn kl(&self, model: &dyn LanguageModel, rows: Rows) -> Result<Tensor> {
+    pub fn kl(&self, model: &dyn LanguageModel, rows: &Rows) -> Result<Tensor> {
         no_grad(|| {
             let [_, policy] = self.sums_of(model, rows, &Dropout::off(), None)?;
             let [_, reference] = self.of_reference(model, rows)?.expect("KTO has a reference");
@@ -244,24 +273,22 @@ impl Preference {
     pub fn sums(
         &self,
         model: &dyn LanguageModel,
-        rows: Rows,
+        rows: &Rows,
         dropout: &Dropout,
         loss_scale: Option<&Tensor>,
         kl: Option<&Tensor>,
     ) -> Result<Sums> {
-        let (device, answers) = (model.device(), rows.answers);
+        let (device, answers, beta) = (model.device(), &rows.answers, self.beta);
         // Before the activations of the other pass are in memory.
         let reference = self.of_reference(model, rows)?;
         let policy = self.sums_of(model, rows, dropout, loss_scale)?;
-        let (examples, beta) = (answers.labels.len(), self.beta);
-        let inverse: Vec<f32> = answers.tokens.iter().map(|tokens| 1.0 / tokens.max(1.0)).collect();
-        let inverse = [&inverse[..examples], &inverse[examples..]];
-        let inverse = [0, 1].map(|half| Tensor::from_f32(inverse[half], [inverse[half].len()], &device));
-        let [inverse_first, inverse_second] = inverse;
-        let (inverse_first, inverse_second) = (inverse_first?, inverse_second?);
+        let per_token = |[first, second]: [&Tensor; 2]| -> Result<[Tensor; 2]> {
+            let inverse = answers.inverse_lengths(&device)?;
+            Ok([first.mul(&inverse[0])?, second.mul(&inverse[1])?])
+        };
         let [first, second] = match &reference {
             Some([first, second]) => [policy[0].sub(first)?, policy[1].sub(second)?],
-            None => [policy[0].mul(&inverse_first)?, policy[1].mul(&inverse_second)?],
+            None => per_token([&policy[0], &policy[1]])?,
         };
         let smoothed = |z: &Tensor| -> Result<Tensor> {
             let e = self.label_smoothing;
@@ -277,7 +304,8 @@ impl Preference {
             }
             Objective::Ipo => {
                 let target = Tensor::full(0.5 / beta, [1], &device)?;
-                let difference = first.mul(&inverse_first)?.sub(&second.mul(&inverse_second)?)?.sub(&target)?;
+                let [first, second] = per_token([&first, &second])?;
+                let difference = first.sub(&second)?.sub(&target)?;
                 difference.mul(&difference)?
             }
             Objective::Orpo => {
@@ -304,9 +332,9 @@ impl Preference {
     ///
     /// # Errors
     /// Those of [`Preference::sums`].
-    pub fn evaluate(&self, model: &dyn LanguageModel, rows: Rows) -> Result<Tensor> {
-        let examples = rows.answers.labels.len().max(1) as f32;
-        let kl = self.needs_kl().then(|| self.kl(model, rows)?.scale(1.0 / examples)?.relu()).transpose()?;
+    pub fn evaluate(&self, model: &dyn LanguageModel, rows: &Rows) -> Result<Tensor> {
+        let examples = rows.answers.labels.len();
+        let kl = self.needs_kl().then(|| mean_kl(&self.kl(model, rows)?, examples)).transpose()?;
         Ok(self.sums(model, rows, &Dropout::off(), None, kl.as_ref())?.totals)
     }
 
@@ -324,12 +352,12 @@ impl Preference {
 
     /// The loss of a step or an evaluation with these totals.
     pub fn loss_of(&self, totals: &Totals) -> f64 {
-        let [objective, nll, tokens, _, _, chosen, rejected, correct] = totals.0;
-        let examples = if correct < 0.0 { chosen + rejected } else { chosen };
+        let [objective, nll, tokens, _, _, of_chosen, of_rejected, pairs, _] = totals.0;
+        let examples = if pairs > 0.0 { pairs } else { of_chosen + of_rejected };
         objective / examples.max(1.0) + f64::from(self.sft_weight) * nll / tokens.max(1.0)
     }
 
-    /// [`Totals`] as (8), given the rewards over β.
+    /// [`Totals`] as (9), given the rewards over β.
     fn totals(
         &self,
         answers: &Answers,
@@ -341,15 +369,16 @@ impl Preference {
         let number = |x: f32| Tensor::full(x, [1], &device);
         let one = |x: Tensor| x.reshape([1]);
         let nll = if self.sft_weight > 0.0 { chosen.sum(..)?.neg()? } else { number(0.0)? };
-        let (rewards, of_each, correct) = if self.objective == Objective::Kto {
+        let (rewards, of_each, [pairs, correct]) = if self.objective == Objective::Kto {
             let is = |wanted: Label| answers.each(&device, move |label| f32::from(u8::from(label == wanted)));
             let labels = [Label::Desirable, Label::Undesirable];
             let sum = |wanted| first.mul(&is(wanted)?)?.sum(..)?.scale(self.beta);
             let of_each = labels.map(|wanted| answers.labels.iter().filter(|label| **label == wanted).count());
-            ([sum(labels[0])?, sum(labels[1])?], of_each, number(-1.0)?)
+            ([sum(labels[0])?, sum(labels[1])?], of_each, [number(0.0)?, number(0.0)?])
         } else {
             let sum = |x: &Tensor| x.sum(..)?.scale(self.beta);
-            ([sum(first)?, sum(second)?], [counts.examples; 2], first.gt(second)?.sum(..)?)
+            let of_pairs = [number(counts.examples as f32)?, first.gt(second)?.sum(..)?];
+            ([sum(first)?, sum(second)?], [counts.examples; 2], of_pairs)
         };
         let [chosen, rejected] = rewards;
         let parts = [
@@ -360,6 +389,7 @@ impl Preference {
             one(rejected)?,
             number(of_each[0] as f32)?,
             number(of_each[1] as f32)?,
+            pairs,
             one(correct)?,
         ];
         Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
@@ -369,13 +399,13 @@ impl Preference {
     fn sums_of(
         &self,
         model: &dyn LanguageModel,
-        rows: Rows,
+        rows: &Rows,
         dropout: &Dropout,
         loss_scale: Option<&Tensor>,
     ) -> Result<[Tensor; 2]> {
         let Rows { ids, targets, documents, answers } = rows;
         let device = model.device();
-        let log_probs = model.log_probs(ids, targets, documents.into(), dropout, loss_scale)?; // (B, T)
+        let log_probs = model.log_probs(ids, targets, documents.as_ref().into(), dropout, loss_scale)?; // (B, T)
         let inputs = answers.of_input.len();
         let of_input = Tensor::from_u32(&answers.of_input, [inputs], &device)?;
         let sums = Tensor::from_f32(&vec![0.0; answers.tokens.len()], [answers.tokens.len()], &device)?;
@@ -385,7 +415,7 @@ impl Preference {
     }
 
     /// The same of the reference, if there is one: without gradients.
-    fn of_reference(&self, model: &dyn LanguageModel, rows: Rows) -> Result<Option<[Tensor; 2]>> {
+    fn of_reference(&self, model: &dyn LanguageModel, rows: &Rows) -> Result<Option<[Tensor; 2]>> {
         let sums = |model| no_grad(|| self.sums_of(model, rows, &Dropout::off(), None));
         match &self.reference {
             Reference::None => Ok(None),
@@ -393,6 +423,14 @@ impl Preference {
             Reference::Model(reference) => sums(&**reference).map(Some),
         }
     }
+}
+
+/// KTO's KL, given the sum over so many answers: the mean, or 0 if that is less.
+///
+/// # Errors
+/// If the device runs out of memory.
+pub(in crate::train) fn mean_kl(sum: &Tensor, examples: usize) -> Result<Tensor> {
+    no_grad(|| sum.scale(1.0 / examples.max(1) as f32)?.relu())
 }
 
 /// log(1 - e^x) of x up to 0: with t = tanh(-x / 2), 1 - e^x = 2 t / (1 + t), which is precise for small x too. A

@@ -164,11 +164,9 @@ impl Batch<'_> {
             self.in_documents.then(|| Ok::<_, Error>(Documents { starts: tokens()?, positions: tokens()? }));
         let documents = documents.transpose()?;
         if let Some(preference) = &self.preference {
-            let answers = self.answers();
-            let documents = documents.as_ref();
-            let rows = Rows { ids: &tokens()?, targets: &tokens()?, documents, answers: &answers };
-            let kl = preference.needs_kl().then(|| preference.kl(self.model, rows)).transpose()?;
-            let sums = preference.sums(self.model, rows, dropout, loss_scale, kl.as_ref())?;
+            let rows = Rows { ids: tokens()?, targets: tokens()?, documents, answers: self.answers() };
+            let kl = preference.needs_kl().then(|| preference.kl(self.model, &rows)).transpose()?;
+            let sums = preference.sums(self.model, &rows, dropout, loss_scale, kl.as_ref())?;
             return preference.loss(&sums, Counts { examples: micro_batches * self.shape[0], tokens: self.tokens() });
         }
         let loss =

@@ -4,9 +4,8 @@ use super::ranks::{Piece, Share};
 use super::replica::{counts, criterion, pass_dropout};
 use crate::config::Config;
 use crate::data::Batch;
-use crate::models::{Cache, Documents, LanguageModel, Past};
-use crate::tensor::no_grad;
-use crate::train::evaluation::preference::{Answers, Counts, Preference, Rows};
+use crate::models::{Cache, LanguageModel, Past};
+use crate::train::evaluation::preference::{Answers, Counts, Preference, Rows, mean_kl};
 use crate::{Device, Result, Tensor};
 
 /// The parts of a replica that compute losses, without its optimizer.
@@ -25,24 +24,9 @@ pub(in crate::train) struct OfStep<'a> {
     pub pass: u64,
     /// Of all batches of the step.
     pub counts: Counts,
-    /// KTO's: the sum over the step.
+    /// KTO's, of the whole step.
     pub kl: Option<&'a Tensor>,
     pub loss_scale: Option<&'a Tensor>,
-}
-
-/// A part of a batch on the device.
-struct OnDevice {
-    ids: Tensor,
-    targets: Tensor,
-    documents: Option<Documents>,
-    answers: Answers,
-}
-
-impl OnDevice {
-    fn rows(&self) -> Rows<'_> {
-        let OnDevice { ids, targets, documents, answers } = self;
-        Rows { ids, targets, documents: documents.as_ref(), answers }
-    }
 }
 
 impl<'a> Forward<'a> {
@@ -88,12 +72,12 @@ impl<'a> Forward<'a> {
         OfStep { pass, counts, kl, loss_scale }: OfStep,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let dropout = pass_dropout(self.config, pass).from_sequence(piece.rows.start);
-        let part = self.on_device(batch, piece)?;
+        let rows = self.on_device(batch, piece)?;
         if let Some(preference) = self.preference {
-            let sums = preference.sums(self.model, part.rows(), &dropout, loss_scale, kl)?;
+            let sums = preference.sums(self.model, &rows, &dropout, loss_scale, kl)?;
             return Ok((preference.loss(&sums, counts)?, Some(sums.totals)));
         }
-        let OnDevice { ids, targets, documents, .. } = part;
+        let Rows { ids, targets, documents, .. } = rows;
         let past = carried.map_or(documents.as_ref().into(), Past::Cache);
         let loss = self.model.loss(&ids, &targets, past, &dropout, criterion(self.config), loss_scale)?;
         // The mean over a part counts by the number of its tokens, of which short documents and prompts leave more or
@@ -104,27 +88,20 @@ impl<'a> Forward<'a> {
 
     /// KTO's KL of a step: (), at least 0.
     fn kl(&self, preference: &Preference, (batches, pieces): (&[Batch], &[Piece]), counts: Counts) -> Result<Tensor> {
-        no_grad(|| {
-            let mut sum = Tensor::full(0.0, [], self.device)?;
-            for piece in pieces {
-                let part = self.on_device(&batches[piece.batch], piece)?;
-                sum = sum.add(&preference.kl(self.model, part.rows())?)?;
-            }
-            sum.scale(1.0 / counts.examples.max(1) as f32)?.relu()
-        })
+        let mut sum = Tensor::full(0.0, [], self.device)?;
+        for piece in pieces {
+            let rows = self.on_device(&batches[piece.batch], piece)?;
+            sum = sum.add(&preference.kl(self.model, &rows)?)?;
+        }
+        mean_kl(&sum, counts.examples)
     }
 
-    fn on_device(&self, batch: &Batch, piece: &Piece) -> Result<OnDevice> {
-        let (device, shape) = (self.device, [piece.rows.len(), self.config.model.block_size]);
-        let tokens = self.tokens(piece);
+    fn on_device(&self, batch: &Batch, piece: &Piece) -> Result<Rows> {
+        let (tokens, shape) = (self.tokens(piece), [piece.rows.len(), self.config.model.block_size]);
         let targets = &batch.targets[tokens.clone()];
         let starts = batch.starts.as_ref().map(|starts| &starts[tokens.clone()]);
-        Ok(OnDevice {
-            ids: Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?, // (B, T)
-            targets: Tensor::from_u32(targets, shape, device)?,                // (B, T)
-            documents: starts.map(|starts| Documents::new(starts, shape, device)).transpose()?,
-            answers: Answers::new(&batch.answers, tokens, targets),
-        })
+        let answers = Answers::new(&batch.answers, tokens.clone(), targets);
+        Rows::new((&batch.ids[tokens], targets), starts, answers, shape, self.device)
     }
 
     fn counts(&self, batch: &Batch, piece: &Piece) -> Counts {

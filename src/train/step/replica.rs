@@ -4,14 +4,14 @@ use super::carried;
 use super::micro_batch::{Forward, OfStep};
 use super::ranks::{Piece, Place, Sequences, Share};
 use crate::config::Config;
-use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
+use crate::data::{Batch, Loader, Order, Position, Tokens};
 use crate::models::{Cache, LanguageModel, ModelKind};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::optim::{Moment, Optimizer, ParameterArena};
 use crate::profile::Span;
 use crate::step::{self, GradientSync, Losses, Outcome, Rehearsal, SingleDevice, Training};
-use crate::train::evaluation::preference::{Counts, Preference};
+use crate::train::evaluation::preference::{Counts, Preference, count_predicted};
 use crate::train::setup::reference::preference;
 use crate::{Device, Error, Result, Tensor};
 use std::path::Path;
@@ -45,17 +45,13 @@ pub(in crate::train) fn next_batches(loader: &mut Loader, accum: usize) -> Vec<B
 }
 
 /// How many tokens batches have to predict.
-pub(in crate::train) fn predicted(batches: &[Batch]) -> usize {
+fn predicted(batches: &[Batch]) -> usize {
     batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
 }
 
 /// What the losses of these batches are divided by.
 pub(in crate::train) fn counts(batches: &[Batch]) -> Counts {
     batches.iter().map(|batch| Counts::of(&batch.answers, &batch.targets, 0..batch.targets.len())).sum()
-}
-
-pub(in crate::train) fn count_predicted(targets: &[u32]) -> usize {
-    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
 }
 
 /// The state of one device in a run.

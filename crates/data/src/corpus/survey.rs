@@ -198,11 +198,7 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     }
     let mut whole = corpus.clone();
     whole.leave_out(&undecodable);
-    let held_out = match has_labels && training.1 == 1 {
-        // An answer is not cut.
-        true => HeldOut::Nothing,
-        false => held_out(&whole, spec, training, &sizes)?,
-    };
+    let held_out = held_out(&whole, spec, training, (&sizes, has_labels))?;
     if held_out == HeldOut::From(0) {
         return Err(bad(&place, "the text is too short to be split into training and validation"));
     }
@@ -212,11 +208,19 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
 }
 
 /// The validation split of a training text with these bytes and documents; `sizes` are those of its documents.
-fn held_out(whole: &Corpus, spec: &CorpusSpec, (bytes, documents): (u64, u64), sizes: &[u64]) -> Result<HeldOut> {
+fn held_out(
+    whole: &Corpus,
+    spec: &CorpusSpec,
+    (bytes, documents): (u64, u64),
+    (sizes, has_labels): (&[u64], bool),
+) -> Result<HeldOut> {
     let has_own = !whole.sources[1].is_empty();
     Ok(match spec.validation_fraction {
         fraction if has_own || fraction == 0.0 => HeldOut::Nothing,
-        fraction if documents == 1 => HeldOut::From(line_before(whole, bytes, exact_point(bytes, fraction))?),
+        // An answer is not cut.
+        fraction if documents == 1 && !has_labels => {
+            HeldOut::From(line_before(whole, bytes, exact_point(bytes, fraction))?)
+        }
         fraction => HeldOut::choose(sizes, fraction),
     })
 }

@@ -5,6 +5,7 @@ use super::low_rank::{LowRank, Magnitudes};
 use super::{LinearLayout, Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::ops::{LinearRef, NormRef};
+use crate::tensor::adapters_enabled;
 use crate::{DType, Device, Result, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -90,7 +91,7 @@ impl Linear {
 
     /// Its active LoRA adapters.
     fn low_rank(&self) -> Option<&LowRank> {
-        self.weight.low_rank.as_deref().filter(|low_rank| low_rank.is_on())
+        self.weight.low_rank.as_deref().filter(|_| adapters_enabled())
     }
 
     /// Whether the values of its weight lie as (outputs, inputs), as quantized ones do.

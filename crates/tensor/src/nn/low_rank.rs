@@ -14,7 +14,6 @@ use crate::profile::MemoryKind;
 use crate::tensor::{Spec, no_grad, weights_device};
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use rayon::prelude::*;
-use std::cell::Cell;
 use std::ops::Range;
 
 /// The least |W + s B A|^2 that divides.
@@ -45,29 +44,7 @@ pub struct Magnitudes {
     pub squares: Parameter,
 }
 
-thread_local! {
-    static ADAPTERS_ARE_OFF: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `body`, in which this thread computes as if layers had no adapters: a model fine-tuned by LoRA is the frozen
-/// model then.
-pub fn without_adapters<T>(body: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            ADAPTERS_ARE_OFF.set(self.0);
-        }
-    }
-    let _restore = Restore(ADAPTERS_ARE_OFF.replace(true));
-    body()
-}
-
 impl LowRank {
-    /// Whether it is active: see [`without_adapters`].
-    pub(super) fn is_on(&self) -> bool {
-        !ADAPTERS_ARE_OFF.get()
-    }
-
     /// An adapter of this rank for these output ranges, on the CPU. As in PEFT, A is uniform within 1 / sqrt(inputs)
     /// and B is zero, so it initially adds nothing.
     ///

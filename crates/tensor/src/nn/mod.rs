@@ -19,7 +19,7 @@ pub use conv::{AdaptiveAvgPool2d, AvgPool2d, Conv1d, Conv2d, ConvTranspose2d, Ma
 pub use dropout::{Dropout2d, DropoutLayer};
 pub use layer::{Activation, Flatten, Layer, Sequential};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
-pub use low_rank::{LowRank, Magnitudes, without_adapters};
+pub use low_rank::{LowRank, Magnitudes};
 pub use recurrent::{Gru, Lstm, RecurrentConfig, RecurrentInput, Rnn};
 pub use residual::{ResidualStream, recomputed};
 pub use rotary::{RopeScaling, Rotary};

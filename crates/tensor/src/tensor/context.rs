@@ -1,5 +1,5 @@
-//! What holds for all that a thread computes while a closure runs: whether operations are recorded on the tape, who is
-//! shown the kernels, and where initial weights are made. Everything else a kernel depends on comes with its tensors'
+//! What holds for all that a thread computes while a closure runs: whether operations are recorded on the tape, whether
+//! layers use their adapters, who is shown the kernels, and where initial weights are made. Everything else a kernel depends on comes with its tensors'
 //! device.
 
 use super::{Device, Tensor};
@@ -10,6 +10,7 @@ type Hook = Box<dyn FnMut(&'static str, &[&Tensor], &[&Tensor])>;
 
 thread_local! {
     static GRAD_ENABLED: Cell<bool> = const { Cell::new(true) };
+    static ADAPTERS_ENABLED: Cell<bool> = const { Cell::new(true) };
     static WEIGHTS: RefCell<Option<Device>> = const { RefCell::new(None) };
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
 }
@@ -46,6 +47,18 @@ pub(super) fn with_grad<T>(body: impl FnOnce() -> T) -> T {
 /// Whether operations are recorded now.
 pub fn grad_enabled() -> bool {
     GRAD_ENABLED.get()
+}
+
+/// Runs `body`, in which this thread computes as if layers had no adapters: a model fine-tuned by LoRA is the frozen
+/// model then.
+pub fn without_adapters<T>(body: impl FnOnce() -> T) -> T {
+    let _restore = Restore(Some(ADAPTERS_ENABLED.replace(false)), |before| ADAPTERS_ENABLED.set(before));
+    body()
+}
+
+/// Whether layers use their adapters now.
+pub(crate) fn adapters_enabled() -> bool {
+    ADAPTERS_ENABLED.get()
 }
 
 /// Runs `body`, in which layers make their initial weights on `device`, a dry run: they have shapes and no values, so a

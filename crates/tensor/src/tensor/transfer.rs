@@ -168,8 +168,8 @@ impl Tensor {
         })
     }
 
-    /// Makes the host memory in which [`Tensor::read_later`] reads all of these tensors, beside other work, and keeps it
-    /// between reads. `None` if none of them is on a GPU.
+    /// Makes the host memory in which [`Tensor::read_later`] reads all of these tensors, beside other work, and keeps
+    /// it between reads. `None` if none of them is on a GPU.
     #[doc(hidden)]
     pub fn prepare_reads<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Option<Preparing> {
         let (mut gpu, mut sizes) = (None, Vec::new());
