@@ -5,7 +5,10 @@
 // One thread per {{ T }} of the result.
 
 {{ for_each(1) }}
-    let row = ids[i / params.width];
+    let row = ids[i / params.width] - params.first;
+    {% if keep %}
+    if (row >= params.vocabulary) { return; }
+    {% endif %}
     var value = {{ T }}(params.nan);
     if (row < params.vocabulary) {
         value = table[row * params.width + i % params.width];
@@ -42,7 +45,8 @@ fn id_of(position: u32) -> u32 {
     if (id >= params.ids_in_all) { return params.vocabulary; }
     return min(row_of[id], params.vocabulary);
     {% else %}
-    return min(ids[position], params.vocabulary);
+    // Before the first wraps around to beyond the last.
+    return min(ids[position] - params.first, params.vocabulary);
     {% endif %}
 }
 

@@ -56,6 +56,8 @@ pub trait Family: Sync {
 pub struct LargeTensor {
     pub name: &'static str,
     pub elements: u64,
+    /// Whether it is bound by rows, as many of them at a time as a device allows.
+    pub by_rows: bool,
     /// The remedy in an error: how to make it smaller.
     pub remedy: &'static str,
 }

@@ -276,12 +276,12 @@ impl Family for Gpt2Family {
         let [v, t, c] = [m.vocab_size, m.block_size, m.n_embd].map(|n| n as u64);
         let width = "use a smaller model.n_embd";
         [
-            ("wte.weight", v * c, "use a smaller vocabulary or model.n_embd"),
-            ("wpe.weight", t * c, "use a smaller model.block_size or model.n_embd"),
-            ("h.0.attn.c_attn.weight", 3 * c * c, width),
-            ("h.0.mlp.c_fc.weight", 4 * c * c, width),
+            ("wte.weight", v * c, true, "use a smaller vocabulary or model.n_embd"),
+            ("wpe.weight", t * c, false, "use a smaller model.block_size or model.n_embd"),
+            ("h.0.attn.c_attn.weight", 3 * c * c, false, width),
+            ("h.0.mlp.c_fc.weight", 4 * c * c, false, width),
         ]
-        .map(|(name, elements, remedy)| LargeTensor { name, elements, remedy })
+        .map(|(name, elements, by_rows, remedy)| LargeTensor { name, elements, by_rows, remedy })
         .into()
     }
 

@@ -298,11 +298,16 @@ impl Family for LlamaFamily {
         let [v, c, packed, f] =
             [m.vocab_size, m.n_embd, (m.n_head + 2 * l.n_kv_head) * l.head_dim, l.intermediate_size].map(|n| n as u64);
         [
-            ("embed_tokens.weight", v * c, "use a smaller vocabulary or model.n_embd"),
-            ("layers.0.self_attn.qkv_proj.weight", packed * c, "use a smaller model.n_embd or model.head_dim"),
-            ("layers.0.mlp.gate_up_proj.weight", 2 * f * c, "use a smaller model.n_embd or model.intermediate_size"),
+            ("embed_tokens.weight", v * c, true, "use a smaller vocabulary or model.n_embd"),
+            ("layers.0.self_attn.qkv_proj.weight", packed * c, false, "use a smaller model.n_embd or model.head_dim"),
+            (
+                "layers.0.mlp.gate_up_proj.weight",
+                2 * f * c,
+                false,
+                "use a smaller model.n_embd or model.intermediate_size",
+            ),
         ]
-        .map(|(name, elements, remedy)| LargeTensor { name, elements, remedy })
+        .map(|(name, elements, by_rows, remedy)| LargeTensor { name, elements, by_rows, remedy })
         .into()
     }
 

@@ -184,10 +184,10 @@ impl Family for RecurrentFamily {
     fn largest_tensors(&self, m: &ModelConfig) -> Vec<LargeTensor> {
         let [v, c, gates] = [m.vocab_size, m.n_embd, self.gates].map(|n| n as u64);
         [
-            ("encoder.weight", v * c, "use a smaller vocabulary or model.n_embd"),
-            ("rnn.weight_ih_l0", gates * c * c, "use a smaller model.n_embd"),
+            ("encoder.weight", v * c, true, "use a smaller vocabulary or model.n_embd"),
+            ("rnn.weight_ih_l0", gates * c * c, false, "use a smaller model.n_embd"),
         ]
-        .map(|(name, elements, remedy)| LargeTensor { name, elements, remedy })
+        .map(|(name, elements, by_rows, remedy)| LargeTensor { name, elements, by_rows, remedy })
         .into()
     }
 

@@ -116,7 +116,7 @@ impl Family for MlpFamily {
 
     fn largest_tensors(&self, m: &ModelConfig) -> Vec<LargeTensor> {
         let elements = (m.vocab_size * m.n_embd) as u64;
-        vec![LargeTensor { name: "embed.weight", elements, remedy: "use a smaller vocabulary" }]
+        vec![LargeTensor { name: "embed.weight", elements, by_rows: true, remedy: "use a smaller vocabulary" }]
     }
 
     fn widest_activation(&self, m: &ModelConfig) -> usize {

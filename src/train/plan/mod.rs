@@ -55,6 +55,7 @@ pub struct TensorSize {
     pub name: &'static str,
     pub elements: u64,
     pub bytes: u64,
+    by_rows: bool,
     /// How to make it smaller.
     hint: &'static str,
 }
@@ -108,14 +109,14 @@ impl Plan {
     /// # Errors
     /// [`Error::GpuLimit`] or [`Error::Invalid`], which name what does not fit.
     pub fn check_device(&self, device: &Device) -> Result<()> {
-        for TensorSize { name, elements, bytes, hint } in &self.largest {
+        for TensorSize { name, elements, bytes, by_rows, hint } in &self.largest {
             if *elements > u64::from(u32::MAX) {
                 return Err(Error::Invalid(format!(
                     "{name} would have {elements} elements, a tensor holds at most {}; {hint}",
                     u32::MAX
                 )));
             }
-            if let Some(adapter) = device.adapter() {
+            if let Some(adapter) = device.adapter().filter(|_| !by_rows) {
                 check_limit(name.to_string(), *bytes, device.limits().binding_bytes, &adapter.name, hint)?;
             }
         }
@@ -146,13 +147,15 @@ fn largest_tensors(model: &ModelConfig, tokens: usize, operands: DType) -> Vec<T
     let activation = LargeTensor {
         name: "the widest activation of a pass",
         elements: model.widest_activation().saturating_mul(tokens) as u64,
+        by_rows: false,
         remedy: "use a smaller batch (train.batch_size, with train.grad_accum_steps to make up for it) or \
                  model.block_size",
     };
     let weights = model.largest_tensors().into_iter().map(|tensor| (tensor, DType::F32));
-    let sized = |(LargeTensor { name, elements, remedy }, dtype): (LargeTensor, DType)| TensorSize {
+    let sized = |(LargeTensor { name, elements, by_rows, remedy }, dtype): (LargeTensor, DType)| TensorSize {
         name,
         elements,
+        by_rows,
         bytes: elements.saturating_mul(dtype.size_bytes() as u64),
         hint: remedy,
     };

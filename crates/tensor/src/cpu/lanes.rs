@@ -19,7 +19,7 @@ fn combine(lanes: &[f32; LANES], both: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 #[inline(never)]
-fn total(lanes: &[f32; LANES]) -> f32 {
+pub(super) fn total(lanes: &[f32; LANES]) -> f32 {
     combine(lanes, |a, b| a + b)
 }
 

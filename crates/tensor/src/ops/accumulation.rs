@@ -77,7 +77,7 @@ fn assert_table_gradient(ids: &[u32], vocabulary: usize, c: usize) {
     for device in Device::for_tests() {
         let dy = Tensor::from_f32(&dy, [positions, c], &device).unwrap();
         let ids = Tensor::from_u32(ids, [positions], &device).unwrap();
-        let kernel = |accumulate| EmbeddingBackward { vocabulary, c, accumulate };
+        let kernel = |accumulate| EmbeddingBackward { vocabulary, c, first: 0, accumulate };
         let got = assert_accumulates(kernel, &[&dy, &ids]);
         // As many roundings as terms, of partial sums that grow like the root of their number: in all like the number.
         let bound = |i: usize, _| 1e-7 * f64::from(counts[i / c]) + 1e-6;

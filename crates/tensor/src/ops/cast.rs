@@ -5,6 +5,7 @@
 
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
+use crate::profile::MemoryKind;
 use crate::shader;
 use crate::tensor::{Grads, run_into};
 
@@ -77,10 +78,23 @@ impl Tensor {
         if self.dtype().is_quantized() {
             return self.dequantized(dtype);
         }
-        match self.unread_as(dtype) {
-            Some(unread) => Ok(unread),
-            None => apply_one(Cast { from: self.dtype(), to: dtype }, &[self]),
+        if let Some(unread) = self.unread_as(dtype) {
+            return Ok(unread);
         }
+        if self.is_in_parts() && !self.needs_grad() {
+            return self.parts_cast(dtype);
+        }
+        apply_one(Cast { from: self.dtype(), to: dtype }, &[self])
+    }
+
+    /// [`Tensor::to_dtype`] of a matrix in several buffers, to as many.
+    fn parts_cast(&self, dtype: DType) -> Result<Tensor> {
+        let cast = self.empty_beside(dtype, MemoryKind::Activations)?;
+        let parts = self.row_parts().into_iter().zip(cast.row_parts());
+        for ((_, from), (_, to)) in parts {
+            from.cast_into(&to)?;
+        }
+        Ok(cast)
     }
 
     /// Overwrites `out` (f32 or f16, of equal length) with these f32 or f16 elements.

@@ -15,13 +15,27 @@ use super::*;
 use crate::cpu::with_scratch;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
-use crate::tensor::{Gradient, Grads};
+use crate::tensor::{Edge, Gradient, Grads, record, run, run_into};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Inputs: table, ids.
 struct Embedding {
     vocabulary: usize,
     c: usize,
+    /// The id of the table's first row.
+    first: usize,
+    /// Whether the result keeps the rows of ids that the table has not; else they are NaN.
+    keep: bool,
+}
+
+/// Rows of a table in several buffers. Inputs: ids, and the rows in each buffer.
+struct EmbeddingOfParts {
+    /// The numbers of the rows in each buffer.
+    parts: Vec<Range<usize>>,
+    c: usize,
+    /// That of the whole table.
+    gradient: Option<Gradient>,
 }
 
 /// table[ids[b, t]] + positions[start + t], (B, T, C). Inputs: table, ids (B, T), positions (P, C).
@@ -35,12 +49,19 @@ struct EmbeddingAt {
 pub(super) struct EmbeddingBackward {
     pub vocabulary: usize,
     pub c: usize,
+    /// The id of the table's first row.
+    pub first: usize,
     pub accumulate: bool,
 }
 
 /// The row that a gradient of this id is added to: `row_of[id]` if there are such.
 fn row_of(id: u32, rows: Option<&[u32]>) -> u32 {
     rows.map_or(id, |rows| rows.get(id as usize).copied().unwrap_or(u32::MAX))
+}
+
+/// The same among the rows from `first` on, as shaders count: what is not below their number is none of them.
+fn from_first(row: u32, first: usize) -> u32 {
+    row.wrapping_sub(u32::try_from(first).expect("a row's number is an id"))
 }
 
 /// Positions that are sorted together, and the workgroups that share them.
@@ -77,25 +98,30 @@ impl Kernel for Embedding {
         if self.c == 0 {
             return;
         }
-        outputs[0].f32().par_chunks_mut(self.c).zip(ids).for_each(|(y, &id)| match id as usize {
-            id if id < self.vocabulary => y.copy_from_slice(&table[id * self.c..][..self.c]),
-            _ => y.fill(f32::NAN),
+        outputs[0].f32().par_chunks_mut(self.c).zip(ids).for_each(|(y, &id)| {
+            match from_first(id, self.first) as usize {
+                row if row < self.vocabulary => y.copy_from_slice(&table[row * self.c..][..self.c]),
+                _ if self.keep => {}
+                _ => y.fill(f32::NAN),
+            }
         });
     }
 
     fn gpu(&self, _: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        Plan::one(forward(self.vocabulary, outputs[0]))
+        let mut launch = forward(self, outputs[0]);
+        launch.values.extend([("positions", false.into()), ("keep", self.keep.into())]);
+        Plan::one(launch)
     }
 }
 
 /// Writes the rows that the ids name.
-fn forward(vocabulary: usize, result: &Spec) -> Launch {
+fn forward(table: &Embedding, result: &Spec) -> Launch {
     let c = result.shape.last_dim();
     let (vector, type_name) = vector(c);
     let len = result.shape.elements() / vector;
     Launch {
         shader: shader!(embedding),
-        values: vec![("mode", "forward".into()), ("T", type_name.into()), ("positions", false.into())],
+        values: vec![("mode", "forward".into()), ("T", type_name.into())],
         buffers: vec![
             buffer("table", type_name, Operand::Input(0)),
             buffer("ids", "u32", Operand::Input(1)),
@@ -104,7 +130,8 @@ fn forward(vocabulary: usize, result: &Spec) -> Launch {
         params: vec![
             param("len", len),
             param("width", c / vector),
-            param("vocabulary", vocabulary),
+            param("first", table.first),
+            param("vocabulary", table.vocabulary),
             // As a parameter, because WGSL has no way to write it.
             param("nan", f32::NAN),
         ],
@@ -145,9 +172,9 @@ impl Kernel for EmbeddingAt {
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        let mut launch = forward(self.table.vocabulary, outputs[0]);
+        let mut launch = forward(&self.table, outputs[0]);
         let type_name = launch.buffers[0].element;
-        launch.values = vec![("mode", "forward".into()), ("T", type_name.into()), ("positions", true.into())];
+        launch.values.extend([("positions", true.into()), ("keep", false.into())]);
         launch.buffers.push(buffer("positions", type_name, Operand::Input(2)));
         launch.params.extend([param("start", self.start), param("tokens", inputs[1].shape.last_dim())]);
         Plan::one(launch)
@@ -161,12 +188,29 @@ impl Op for Embedding {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let (&Embedding { vocabulary, c }, ids) = (self, saved.input(1)?);
-        let kernel = |vocabulary| move |accumulate| EmbeddingBackward { vocabulary, c, accumulate };
+        let (&Embedding { vocabulary, c, .. }, ids) = (self, saved.input(1)?);
+        let kernel = |vocabulary| move |accumulate| EmbeddingBackward { vocabulary, c, first: 0, accumulate };
         match grads.sparse(0) {
             Some(sparse) => sparse.add(&[dy, ids, sparse.row_of()], kernel(sparse.rows())),
             None => grads.accumulate_with(0, &[dy, ids], kernel(vocabulary)),
         }
+    }
+}
+
+impl Op for EmbeddingOfParts {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0], outputs: &[] }
+    }
+
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        let (c, ids) = (self.c, saved.input(0)?);
+        let kernel = |first, vocabulary| move |accumulate| EmbeddingBackward { vocabulary, c, first, accumulate };
+        if let Some(sparse) = self.gradient.as_ref().and_then(Gradient::sparse) {
+            return sparse.add(&[dy, ids, sparse.row_of()], kernel(0, sparse.rows()));
+        }
+        let mut parts = (1..).zip(&self.parts);
+        parts.try_for_each(|(i, rows)| grads.accumulate_with(i, &[dy, ids], kernel(rows.start, rows.len())))
     }
 }
 
@@ -207,7 +251,7 @@ impl Kernel for EmbeddingBackward {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let (dy, ids, rows_of) = (inputs[0].f32(), inputs[1].u32(), inputs.get(2).map(View::u32));
         let c = self.c;
-        let row = |i: u32| row_of(ids[i as usize], rows_of);
+        let row = |i: u32| from_first(row_of(ids[i as usize], rows_of), self.first);
         // Rows of the table per task: some hundred tasks, because ids are not spread evenly.
         let rows = self.vocabulary.div_ceil(256).max(1);
         with_scratch(ids.len(), |order| {
@@ -263,7 +307,8 @@ impl Kernel for EmbeddingBackward {
             launches.push(launch("zero", zero, vec![param("len", len)], len.div_ceil(256)));
         }
         let mut buffers = vec![buffer("ids", "u32", Operand::Input(1)), pairs("blocks", Operand::Scratch(0))];
-        let mut params = vec![param("positions", positions), param("vocabulary", self.vocabulary)];
+        let mut params =
+            vec![param("positions", positions), param("first", self.first), param("vocabulary", self.vocabulary)];
         if let Some(row_of) = inputs.get(2) {
             buffers.push(buffer("row_of", "u32", Operand::Input(2)));
             params.push(param("ids_in_all", row_of.shape.elements()));
@@ -297,8 +342,12 @@ fn launch(mode: &'static str, buffers: Vec<Buffer>, params: Vec<Param>, workgrou
 /// # Errors
 /// If the shapes do not fit.
 pub fn add_rows(table: &Gradient, rows: &Tensor, ids: &Tensor) -> Result<()> {
-    let (vocabulary, c) = (table.shape().rows(), table.shape().last_dim());
-    Gradient::add_outputs(&[table], &[rows, ids], |accumulate| EmbeddingBackward { vocabulary, c, accumulate })
+    let c = table.shape().last_dim();
+    table.row_parts().into_iter().try_for_each(|(own, part)| {
+        let (first, vocabulary) = (own.start, own.len());
+        let kernel = |accumulate| EmbeddingBackward { vocabulary, c, first, accumulate };
+        Gradient::add_outputs(&[&part], &[rows, ids], kernel)
+    })
 }
 
 impl Tensor {
@@ -310,8 +359,29 @@ impl Tensor {
         if self.dtype().is_quantized() {
             return self.quantized_rows(ids);
         }
+        if self.is_in_parts() {
+            return self.embedding_of_parts(ids);
+        }
         let (vocabulary, c) = (self.shape().rows(), self.shape().last_dim());
-        apply_one(Embedding { vocabulary, c }, &[self, ids])
+        apply_one(Embedding { vocabulary, c, first: 0, keep: false }, &[self, ids])
+    }
+
+    /// [`Tensor::embedding`] of a table in several buffers.
+    fn embedding_of_parts(&self, ids: &Tensor) -> Result<Tensor> {
+        let (parts, c) = (self.row_parts(), self.shape().last_dim());
+        let mut y: Option<Tensor> = None;
+        for (rows, part) in &parts {
+            let kernel = Embedding { vocabulary: rows.len(), c, first: rows.start, keep: y.is_some() };
+            match &y {
+                Some(y) => run_into(&kernel, &[part, ids], &[y])?,
+                None => y = Some(run(&kernel, &[part, ids])?.remove(0)),
+            }
+        }
+        let y = y.expect("a table in several buffers has parts");
+        let gradient = if let Edge::Leaf(gradient) = self.edge() { Some(gradient.clone()) } else { None };
+        let (rows, parts): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let inputs: Vec<&Tensor> = std::iter::once(ids).chain(&parts).collect();
+        Ok(record(Box::new(EmbeddingOfParts { parts: rows, c, gradient }), &inputs, vec![y]).remove(0))
     }
 
     /// The rows `ids` (B, T, u32) of this table (V, C), plus the rows `start..start + T` of `positions` (P, C) -> (B,
@@ -320,7 +390,10 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::embedding`], or if `start + T` exceeds P.
     pub fn embedding_at(&self, ids: &Tensor, positions: &Tensor, start: usize) -> Result<Tensor> {
-        let table = Embedding { vocabulary: self.shape().rows(), c: self.shape().last_dim() };
+        if self.is_in_parts() {
+            return self.embedding(ids)?.add(&positions.narrow(0, start, ids.shape().last_dim())?);
+        }
+        let table = Embedding { vocabulary: self.shape().rows(), c: self.shape().last_dim(), first: 0, keep: false };
         apply_one(EmbeddingAt { table, positions: positions.shape().rows(), start }, &[self, ids, positions])
     }
 }

@@ -96,7 +96,7 @@ struct ScatterAdd {
 
 impl ScatterAdd {
     fn kernel(&self) -> EmbeddingBackward {
-        EmbeddingBackward { vocabulary: self.shape.elements(), c: 1, accumulate: false }
+        EmbeddingBackward { vocabulary: self.shape.elements(), c: 1, first: 0, accumulate: false }
     }
 }
 

@@ -29,6 +29,7 @@ use crate::profile::MemoryKind;
 use crate::shader;
 use crate::tensor::{Device, Edge, Grads, common_device, no_grad, record, run_as, run_into};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Logits held at a time. Large enough that the matmuls with the weight run at full speed and that reading and writing
 /// dweight once a chunk costs little beside them.
@@ -50,8 +51,11 @@ const ALIGN_BYTES: usize = 256;
 /// The gradients of h, weight and bias for a loss gradient of 1, as far as forward has computed them.
 struct LinearCrossEntropy {
     dh: Option<Tensor>,
-    dweight: Option<WeightGradient>,
+    /// Of the rows in each buffer of the weight; none if it needs none.
+    dweight: Vec<WeightGradient>,
     dbias: Option<Tensor>,
+    /// How many inputs the weight is.
+    parts: usize,
 }
 
 /// dweight = the sum of all chunks but the last, if there are others, + dx^T h of the last chunk; only its first V rows
@@ -105,17 +109,19 @@ impl LinearCrossEntropy {
             give(grads, 0, dh)?;
         }
         if let Some(dbias) = &self.dbias {
-            give(grads, 2, dbias)?;
+            give(grads, 1 + self.parts, dbias)?;
         }
-        let Some(WeightGradient { others, dx, h, vocab }) = &self.dweight else { return Ok(()) };
-        let mut others = others.clone();
-        if dloss.is_none() && dx.shape().last_dim() == *vocab {
-            others.take_if(|sum| grads.adopt(1, sum));
-            grads.accumulate_with(1, &[dx, h], WeightGradient::product)?;
-        } else {
-            WeightGradient::add(&mut others, dx, h)?;
+        for (i, WeightGradient { others, dx, h, vocab }) in (1..).zip(&self.dweight) {
+            let mut others = others.clone();
+            if dloss.is_none() && dx.shape().last_dim() == *vocab {
+                others.take_if(|sum| grads.adopt(i, sum));
+                grads.accumulate_with(i, &[dx, h], WeightGradient::product)?;
+            } else {
+                WeightGradient::add(&mut others, dx, h)?;
+            }
+            others.map_or(Ok(()), |sum| give(grads, i, &sum.rows(0, *vocab)))?;
         }
-        others.map_or(Ok(()), |sum| give(grads, 1, &sum.rows(0, *vocab)))
+        Ok(())
     }
 }
 
@@ -263,7 +269,8 @@ struct Classifier {
     chunk: usize,
     /// Columns of the logits.
     columns: usize,
-    /// Rows of a quantized weight whose values are in memory at a time, if not all are.
+    /// Rows of the weight that GEMMs take at a time, if not all: of one in several buffers those in each; of a quantized
+    /// one those whose values are in memory.
     slice: Option<usize>,
 }
 
@@ -312,16 +319,22 @@ impl Classifier {
         let (weighing, class_weights) = criterion.prepare(op, vocab)?;
         let operands = [h, &weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
         common_device(op, &operands.collect::<Vec<_>>())?;
-        let columns = match weight.dtype().is_quantized() {
+        let slice = sliced::rows(&weight, h.dtype(), bias.is_some());
+        let columns = match weight.dtype().is_quantized() || slice.is_some() {
             true => vocab,
             false => columns(vocab, bias.is_some(), weighing, &h.device()),
         };
-        let slice = sliced::rows(&weight, h.dtype(), bias.is_some());
-        let chunk = match slice {
-            None => chunk_rows(rows, columns, h.dtype(), &h.device()),
-            Some(_) => sliced::chunk_rows(rows, vocab, h.dtype()),
+        let chunk = match weight.dtype().is_quantized() && slice.is_some() {
+            false => chunk_rows(rows, columns, h.dtype(), &h.device()),
+            true => sliced::chunk_rows(rows, vocab, h.dtype()),
         };
         Ok(Classifier { weight, bias: bias.cloned(), weighing, class_weights, chunk, columns, slice })
+    }
+
+    /// The inputs that may need gradients: h, the weight by the rows in each of its buffers, and the bias.
+    fn inputs(&self, h: &Tensor) -> Vec<Tensor> {
+        let weight = self.weight.row_parts().into_iter().map(|(_, part)| part);
+        std::iter::once(h.clone()).chain(weight).chain(self.bias.clone()).collect()
     }
 }
 
@@ -337,8 +350,8 @@ fn mean_loss(classifier: &Classifier, h: &Tensor, targets: &Tensor, loss_scale: 
     let needs = [h.needs_grad(), weight.needs_grad(), bias.as_ref().is_some_and(Tensor::needs_grad)];
     let (losses, gradients) = in_chunks(classifier, h, &targets, needs, &[&valid, &loss_scale])?;
     let loss = run_as(MemoryKind::Scratch, &MeanLoss, &with(&[&losses, &targets], class_weights))?.remove(0);
-    let inputs: Vec<&Tensor> = [h, weight].into_iter().chain(bias).collect();
-    Ok(record(Box::new(gradients), &inputs, vec![loss]).remove(0))
+    let inputs = classifier.inputs(h);
+    Ok(record(Box::new(gradients), &inputs.iter().collect::<Vec<_>>(), vec![loss]).remove(0))
 }
 
 /// The loss of each row, and the gradients of those of h, weight and bias that need one: of the mean loss, whose number
@@ -358,7 +371,8 @@ fn in_chunks(
     };
     let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
     let dh = h_needs_grad.then(dh).transpose()?;
-    let (mut others, mut dweight, mut dbias) = (None, None, None);
+    let parts: Vec<Range<usize>> = weight.row_parts().into_iter().map(|(rows, _)| rows).collect();
+    let (mut others, mut dweight, mut dbias) = (vec![None; parts.len()], Vec::new(), None);
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
@@ -371,7 +385,7 @@ fn in_chunks(
         let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
         let logits = match slice {
             None => scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?,
-            Some(slice) => sliced::logits(&h, weight, slice)?,
+            Some(slice) => sliced::logits(&h, weight, bias.as_ref(), slice)?,
         }; // (count, columns)
         if dh.is_none() && !weight_needs_grad && !bias_needs_grad {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
@@ -397,13 +411,19 @@ fn in_chunks(
         if bias_needs_grad {
             add_rows(&mut dbias, &dx, vocab)?;
         }
-        if weight_needs_grad && start + count < rows {
-            WeightGradient::add(&mut others, &dx, &h)?;
-        } else if weight_needs_grad {
-            dweight = Some(WeightGradient { others: others.take(), dx, h, vocab });
+        if !weight_needs_grad {
+            continue;
+        }
+        for (others, part) in others.iter_mut().zip(&parts) {
+            let dx = if parts.len() == 1 { dx.clone() } else { no_grad(|| dx.narrow(1, part.start, part.len()))? };
+            if start + count < rows {
+                WeightGradient::add(others, &dx, &h)?;
+            } else {
+                dweight.push(WeightGradient { others: others.take(), dx, h: h.clone(), vocab: part.len() });
+            }
         }
     }
-    Ok((losses, LinearCrossEntropy { dh, dweight, dbias }))
+    Ok((losses, LinearCrossEntropy { dh, dweight, dbias, parts: parts.len() }))
 }
 
 /// Adds the rows of dx (rows, columns), as far as the first `len` columns, to `sum` (len).

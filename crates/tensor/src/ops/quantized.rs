@@ -1,15 +1,19 @@
 //! Quantized matrices (`tensor/quantized.rs`) as operands. Shapes: (N, K) -> (N, K); table (V, C), ids (...) of u32 ->
 //! (..., C).
 //!
-//! GEMMs with few rows read codes and multiply while they do (`matmul/matvec.rs`). Others write the values of the
+//! GEMMs with few rows read codes and multiply while they do (`matmul/matvec.rs`, on the CPU `quantized/few_rows.rs`).
+//! Others write the values of the
 //! matrix to scratch memory first, as f16 for tensor cores: of a GEMM with 4096 rows that is a few hundredths of the
 //! work. Weights are frozen, so nothing here is differentiated with respect to them.
 
+mod few_rows;
+
+pub(super) use few_rows::few_rows;
+
 use super::*;
-use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
-use crate::tensor::{Parts, STEP, decode, decode_step, run};
+use crate::tensor::{Parts, decode, decode_step, run};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -137,40 +141,6 @@ impl Kernel for QuantizedRows {
 /// The values of a row.
 fn decode_row(matrix: &View, row: usize, out: &mut [f32]) {
     decode(matrix.spec.dtype, matrix.words(), matrix.spec.shape.elements(), row * out.len(), out);
-}
-
-/// a (M, K) times the transpose of a quantized matrix (N, K), for few rows of a, plus the bias if it is not empty: (M,
-/// N), added to y if asked.
-pub(super) fn few_rows(matrix: &View, a: &[f32], bias: &[f32], accumulate: bool, y: &mut [f32]) {
-    /// Rows of the matrix that a task multiplies.
-    const ROWS: usize = 16;
-    let (n, k) = (matrix.spec.shape.rows(), matrix.spec.shape.last_dim());
-    let (m, dtype, words) = (a.len() / k, matrix.spec.dtype, matrix.words());
-    let parts = Parts::of(dtype, n * k);
-    let mut products = vec![0.0; n * m];
-    products.par_chunks_mut(ROWS * m).enumerate().for_each(|(task, products)| {
-        vectorized(
-            #[inline(always)]
-            || {
-                let mut values = [0.0; STEP];
-                for (i, products) in products.chunks_mut(m).enumerate() {
-                    for at in (0..k).step_by(STEP) {
-                        let values = &mut values[..STEP.min(k - at)];
-                        decode_step(dtype, words, parts, (task * ROWS + i) * k + at, values);
-                        for (row, product) in products.iter_mut().enumerate() {
-                            *product += sum_of([&a[row * k + at..][..values.len()], values], |[x, w]| x * w);
-                        }
-                    }
-                }
-            },
-        );
-    });
-    for (row, y) in y.chunks_exact_mut(n).enumerate() {
-        for (column, y) in y.iter_mut().enumerate() {
-            let before = if accumulate { *y } else { bias.get(column).copied().unwrap_or(0.0) };
-            *y = before + products[column * m + row];
-        }
-    }
 }
 
 /// The values of the rows of a quantized matrix from this one on, by all threads.

@@ -19,8 +19,8 @@ use super::values::{Held, Values};
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
-use crate::tensor::{Edge, Gradient, GradientBucket, parts_between};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::tensor::{Edge, Gradient, GradientBucket, most_bindable, parts_between};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
@@ -125,7 +125,7 @@ impl ParameterArena {
             return Err(Error::Invalid(what.into()));
         }
         let Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts: cuts, f16_cuts } =
-            Layout::of(module, group_of, most_in_buffer(device), layerwise.then(most_layerwise))?;
+            Layout::of(module, group_of, most_elements(device), layerwise.then(most_layerwise))?;
         let tensors = module.parameters();
         // Padding between parameters stays zero.
         let zeros_on = |device: &Device, cuts: &[usize], len, dtype| {
@@ -200,16 +200,31 @@ impl ParameterArena {
         }
         let gradient = match &self.gradients {
             Gradients::Arena(gradients) => Gradient::new(part(gradients)),
-            Gradients::Buckets(buckets) => {
-                let mut segments = self.segments.iter().zip(buckets);
-                let own = segments.find(|(segment, _)| segment.range.contains(&entry.offset));
-                let (segment, bucket) = own.expect("segments have every parameter that is trained");
-                Gradient::in_bucket(bucket, entry.offset - segment.range.start, entry.shape.clone())
-            }
+            Gradients::Buckets(buckets) => self.in_buckets(buckets, entry),
         };
         let leaf = |tensor: Tensor| tensor.with_gradient(gradient.clone());
         parameter.store(leaf(value), half.map(leaf));
         self.grads.push((entry.range(), gradient));
+    }
+
+    /// The gradient of a parameter, in the bucket of its segment; of a matrix in several segments, its rows in each.
+    fn in_buckets(&self, buckets: &[Arc<GradientBucket>], entry: &Entry) -> Gradient {
+        let in_bucket = |offset: usize, shape: Shape| {
+            let mut segments = self.segments.iter().zip(buckets);
+            let own = segments.find(|(segment, _)| segment.range.contains(&offset));
+            let (segment, bucket) = own.expect("segments have every parameter that is trained");
+            Gradient::in_bucket(bucket, offset - segment.range.start, shape)
+        };
+        let parts = parts_between(&self.cuts, &entry.range());
+        if parts.len() == 1 {
+            return in_bucket(entry.offset, entry.shape.clone());
+        }
+        let width = entry.shape.last_dim();
+        let of_part = |part: Range<usize>| {
+            let (first, rows) = ((part.start - entry.offset) / width, part.len() / width);
+            (first..first + rows, in_bucket(part.start, [rows, width].into()))
+        };
+        Gradient::of_parts(parts.into_iter().map(of_part).collect(), entry.shape.clone())
     }
 
     /// Takes the values of a module that has the same parameters.
@@ -433,13 +448,15 @@ fn quantized_to_device(module: &mut dyn Module, device: &Device) -> Result<bool>
     result.map(|()| any)
 }
 
-/// The most elements of an arena that one buffer may hold.
-fn most_in_buffer(device: &Device) -> usize {
+/// The most elements of an arena that one buffer may hold, and one binding.
+fn most_elements(device: &Device) -> [usize; 2] {
+    let bindable = most_bindable(device, DType::F32);
     #[cfg(feature = "testing")]
     if let Some(most) = crate::testing::buffers::most() {
-        return most;
+        return [most, bindable];
     }
-    usize::try_from(device.limits().buffer_bytes / size_of::<f32>() as u64).unwrap_or(usize::MAX)
+    let in_buffer = usize::try_from(device.limits().buffer_bytes / size_of::<f32>() as u64).unwrap_or(usize::MAX);
+    [in_buffer, bindable]
 }
 
 fn most_layerwise() -> usize {

@@ -2,7 +2,7 @@
 //! decay before those that do not, and after all groups what is frozen.
 
 use crate::nn::{LinearLayout, Module, Parameter};
-use crate::tensor::parts_between;
+use crate::tensor::{parts_between, rows_in_binding};
 use crate::{DType, Error, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
@@ -59,14 +59,15 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// At most `most` elements per buffer and, if given, `in_segment` per segment; a larger parameter has its own.
+    /// At most `most` elements per buffer and, if given, `in_segment` per segment; a larger parameter has its own. A
+    /// matrix that is not a linear layer's lies in several if it has more than `bindable`.
     ///
     /// # Errors
     /// If there is nothing to train, or a parameter is f16 that is not frozen.
     pub fn of(
         module: &mut dyn Module,
         group_of: &dyn Fn(&str, &Parameter) -> usize,
-        most: usize,
+        [most, bindable]: [usize; 2],
         in_segment: Option<usize>,
     ) -> Result<Layout> {
         let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
@@ -113,7 +114,7 @@ impl Layout {
             linear: parameter.linear.clone(),
         }));
         let of = |dtype| entries.iter().filter(move |entry: &&Entry| entry.dtype == dtype);
-        let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), 0, most), cuts(of(DType::F16), 0, most));
+        let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), 0, most, bindable), cuts(of(DType::F16), 0, most, bindable));
         let buffers = parts_between(&f32_cuts, &(0..f32_len));
         let segments = segments.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
         let mut segments: Vec<Segment> = segments.collect();
@@ -124,7 +125,8 @@ impl Layout {
                 let range = range.clone();
                 of(DType::F32).filter(move |entry| entry.trainable && range.contains(&entry.offset))
             };
-            let parts = |range: Range<usize>| parts_between(&cuts(trained(&range), range.start, most), &range);
+            let parts =
+                |range: Range<usize>| parts_between(&cuts(trained(&range), range.start, most, usize::MAX), &range);
             let cut = |segment: &Segment| {
                 let parts = halves(segment).into_iter().flat_map(parts);
                 parts.filter_map(|part| segment.within(&part)).collect::<Vec<_>>()
@@ -136,12 +138,18 @@ impl Layout {
 }
 
 /// Where parameters in the order of their places, the first at `begin`, go on in another buffer, so that none has more
-/// than so many elements.
-fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, mut begin: usize, most: usize) -> Vec<usize> {
+/// than so many elements; and where tables do, so that each part can be bound.
+fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, mut begin: usize, most: usize, bindable: usize) -> Vec<usize> {
     let mut cuts = Vec::new();
     for entry in entries {
-        if entry.range().end - begin > most && entry.offset > begin {
+        let is_table = entry.linear.is_none();
+        let rows = rows_in_binding(&entry.shape, bindable).filter(|_| is_table);
+        if (entry.range().end - begin > most || rows.is_some()) && entry.offset > begin {
             begin = entry.offset;
+            cuts.push(begin);
+        }
+        for row in rows.into_iter().flat_map(|rows| (rows..entry.shape[0]).step_by(rows)) {
+            begin = entry.offset + row * entry.shape[1];
             cuts.push(begin);
         }
     }

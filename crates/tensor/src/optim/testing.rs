@@ -70,7 +70,12 @@ impl Net {
     }
 
     pub fn of_width(seed: u64, c: usize) -> Net {
-        let (v, mut keys) = (Net::VOCAB, init_keys(seed));
+        Net::of_sizes(seed, Net::VOCAB, c)
+    }
+
+    /// Of a vocabulary of `v` tokens, `c` wide.
+    pub fn of_sizes(seed: u64, v: usize, c: usize) -> Net {
+        let mut keys = init_keys(seed);
         Net {
             embed: Embedding::new(v, c, 0.05, keys()).unwrap(),
             norm: LayerNorm::new(c, true).unwrap(),

@@ -26,6 +26,8 @@
 mod attempt;
 #[cfg(test)]
 mod layerwise_tests;
+#[cfg(test)]
+mod rows_tests;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,9 @@
 use super::accumulate::AddInto;
 use super::gradient_bucket::GradientBucket;
 use super::{DType, Kernel, Shape, Tensor, run_as, run_into};
-use crate::Result;
 use crate::profile::MemoryKind;
+use crate::{Error, Result};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,6 +24,9 @@ enum Memory {
     Held { memory: Tensor, stale: Arc<AtomicBool> },
     /// That of a bucket while backward needs it.
     Bucket { bucket: Arc<GradientBucket>, member: usize, start: usize, shape: Shape },
+    /// Of a matrix in several buffers, those of the rows in each, with their numbers; and all of it, if it has memory
+    /// of its own.
+    Parts { parts: Arc<[(Range<usize>, Gradient)]>, whole: Option<Tensor>, shape: Shape },
 }
 
 /// Gradients of some rows of a table, apart from the gradient of the whole: as many as are read in a step. Clones share
@@ -71,7 +75,22 @@ impl SparseGradient {
 impl Gradient {
     /// One that begins with the values of this tensor, and has its memory.
     pub fn new(memory: Tensor) -> Gradient {
+        if memory.is_in_parts() {
+            let parts = memory.row_parts().into_iter().map(|(rows, part)| (rows, Gradient::new(part)));
+            let (parts, shape) = (parts.collect(), memory.shape().clone());
+            return Gradient { memory: Memory::Parts { parts, whole: Some(memory), shape }, sparse: Arc::default() };
+        }
         Gradient { memory: Memory::Held { memory, stale: Arc::default() }, sparse: Arc::default() }
+    }
+
+    /// Of a matrix in several buffers: those of the rows in each, which are used up in backward.
+    pub(crate) fn of_parts(parts: Vec<(Range<usize>, Gradient)>, shape: Shape) -> Gradient {
+        Gradient { memory: Memory::Parts { parts: parts.into(), whole: None, shape }, sparse: Arc::default() }
+    }
+
+    /// Those of the rows in each buffer, with their numbers, if there are several.
+    pub(super) fn parts(&self) -> Option<Vec<(Range<usize>, Gradient)>> {
+        if let Memory::Parts { parts, .. } = &self.memory { Some(parts.to_vec()) } else { None }
     }
 
     /// One that lies in a bucket, from this element on, and is used up in backward: [`Gradient::sum`] has none.
@@ -90,7 +109,7 @@ impl Gradient {
     pub(crate) fn shape(&self) -> &Shape {
         match &self.memory {
             Memory::Held { memory, .. } => memory.shape(),
-            Memory::Bucket { shape, .. } => shape,
+            Memory::Bucket { shape, .. } | Memory::Parts { shape, .. } => shape,
         }
     }
 
@@ -112,10 +131,10 @@ impl Gradient {
 
     /// Writes the zeros of one that is stale and has memory of its own.
     pub fn materialize(&self) {
-        if let Memory::Held { memory, stale } = &self.memory
-            && stale.swap(false, Ordering::Relaxed)
-        {
-            memory.fill_zero();
+        match &self.memory {
+            Memory::Held { memory, stale } if stale.swap(false, Ordering::Relaxed) => memory.fill_zero(),
+            Memory::Parts { parts, .. } => parts.iter().for_each(|(_, part)| part.materialize()),
+            _ => {}
         }
     }
 
@@ -125,32 +144,41 @@ impl Gradient {
         match &self.memory {
             Memory::Held { memory, .. } => Some(memory),
             Memory::Bucket { .. } => None,
+            Memory::Parts { whole, .. } => whole.as_ref(),
         }
     }
 
     pub(super) fn dtype(&self) -> DType {
         match &self.memory {
             Memory::Held { memory, .. } => memory.dtype(),
-            Memory::Bucket { .. } => DType::F32,
+            Memory::Bucket { .. } | Memory::Parts { .. } => DType::F32,
         }
     }
 
     /// Whether it has to know which nodes its leaf is an input of.
     pub(super) fn counts_uses(&self) -> bool {
-        matches!(self.memory, Memory::Bucket { .. })
+        match &self.memory {
+            Memory::Held { .. } => false,
+            Memory::Bucket { .. } => true,
+            Memory::Parts { parts, .. } => parts.iter().any(|(_, part)| part.counts_uses()),
+        }
     }
 
     /// Counts a node that its leaf is an input of.
     pub(super) fn count_use(&self) {
-        if let Memory::Bucket { bucket, member, .. } = &self.memory {
-            bucket.count_use(*member);
+        match &self.memory {
+            Memory::Held { .. } => {}
+            Memory::Bucket { bucket, member, .. } => bucket.count_use(*member),
+            Memory::Parts { parts, .. } => parts.iter().for_each(|(_, part)| part.count_use()),
         }
     }
 
     /// The end of such a node.
     pub(super) fn end_use(&self) {
-        if let Memory::Bucket { bucket, member, .. } = &self.memory {
-            bucket.end_use(*member);
+        match &self.memory {
+            Memory::Held { .. } => {}
+            Memory::Bucket { bucket, member, .. } => bucket.end_use(*member),
+            Memory::Parts { parts, .. } => parts.iter().for_each(|(_, part)| part.end_use()),
         }
     }
 
@@ -158,6 +186,7 @@ impl Gradient {
         match &self.memory {
             Memory::Held { stale, .. } => stale.load(Ordering::Relaxed),
             Memory::Bucket { bucket, member, .. } => !bucket.is_written(*member),
+            Memory::Parts { parts, .. } => parts.iter().any(|(_, part)| part.is_stale()),
         }
     }
 
@@ -165,6 +194,7 @@ impl Gradient {
         match &self.memory {
             Memory::Held { stale: is_stale, .. } => is_stale.store(stale, Ordering::Relaxed),
             Memory::Bucket { bucket, member, .. } => bucket.set_written(*member, !stale),
+            Memory::Parts { parts, .. } => parts.iter().for_each(|(_, part)| part.set_stale(stale)),
         }
     }
 
@@ -173,6 +203,9 @@ impl Gradient {
         match &self.memory {
             Memory::Held { memory, .. } => Ok(memory.clone()),
             Memory::Bucket { bucket, start, shape, .. } => Ok(bucket.memory()?.slice_flat(*start, shape.clone())),
+            Memory::Parts { shape, .. } => Err(Error::Autograd(format!(
+                "the gradient of a matrix {shape} in several buffers is added by ops that take its rows"
+            ))),
         }
     }
 

@@ -14,6 +14,7 @@ mod kernel;
 mod quantized;
 mod readback;
 mod recompute;
+mod rows;
 mod segments;
 mod shape;
 mod source;
@@ -38,9 +39,10 @@ pub use gradient::SparseGradient;
 pub(crate) use gradient_bucket::GradientBucket;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
-pub(crate) use quantized::{Parts, STEP, decode, decode_step};
+pub(crate) use quantized::{Parts, STEP, decode, decode_step, widened};
 pub use readback::{Bytes, Preparing, Readback};
 pub(crate) use recompute::recompute;
+pub(crate) use rows::{most_bindable, rows_in_binding};
 pub(crate) use segments::parts_between;
 pub use shape::{DType, Shape, Spec};
 pub use source::{Source, values_read};
@@ -204,7 +206,8 @@ impl Tensor {
         if self.dtype() == DType::U32 {
             return Err(Error::DType { op: "requires_grad", expected: "f32 or f16", got: self.dtype().name() });
         }
-        let gradient = Tensor::zeros_as(MemoryKind::Gradients, self.shape().clone(), DType::F32, &self.device())?;
+        let gradient = self.empty_beside(DType::F32, MemoryKind::Gradients)?;
+        gradient.fill_zero();
         Ok(self.with_gradient(Gradient::new(gradient)))
     }
 

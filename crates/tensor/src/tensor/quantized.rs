@@ -229,15 +229,18 @@ pub(crate) fn decode_step(dtype: DType, words: &[u32], parts: Parts, first: usiz
 
 /// The f16 in the lower bits, finite, as f32: without a call, in a loop of products.
 #[inline(always)]
-fn widened(bits: u32) -> f32 {
+pub(crate) fn widened(bits: u32) -> f32 {
     // f32's exponents begin 112 lower.
-    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
-    f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
+    let magnitude = ((bits & 0x7fff) << 13) + (112 << 23);
+    // Those without a leading one get it, and lose it again: as numbers of f32 without one they would be slow.
+    let tiny = f32::from_bits(magnitude + (1 << 23)) - f32::from_bits(113 << 23);
+    let magnitude = if bits & 0x7c00 == 0 { tiny.to_bits() } else { magnitude };
+    f32::from_bits(magnitude | (bits & 0x8000) << 16)
 }
 
 /// What the codes of a block are multiplied by.
 #[inline(always)]
-pub(crate) fn scale_of(dtype: DType, words: &[u32], parts: Parts, block: usize) -> f32 {
+fn scale_of(dtype: DType, words: &[u32], parts: Parts, block: usize) -> f32 {
     match dtype {
         DType::Nf4 => {
             let code = words[parts.scales + block / 4] >> (8 * (block % 4)) & 255;

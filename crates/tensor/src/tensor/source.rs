@@ -141,13 +141,13 @@ impl Tensor {
     /// The values in memory of a device.
     pub(super) fn read_to(&self, device: &Device) -> Result<Tensor> {
         if self.dtype().is_quantized() {
-            let tensor = Tensor::empty(self.spec().clone(), device, MemoryKind::Parameters)?;
+            let tensor = Tensor::empty_by_rows(self.spec().clone(), device, MemoryKind::Parameters)?;
             if device.has_values() {
                 tensor.write_bytes(&self.to_bytes()?)?;
             }
             return Ok(tensor);
         }
-        let tensor = Tensor::empty(self.spec().clone(), device, MemoryKind::Other)?;
+        let tensor = Tensor::empty_by_rows(self.spec().clone(), device, MemoryKind::Other)?;
         tensor.take_values(self)?;
         Ok(tensor)
     }

@@ -220,10 +220,10 @@ impl Tensor {
         if self.device().same(device) {
             return Ok(self.clone());
         }
-        let moved = match self.device().has_values() {
-            true => Tensor::from_bytes(&self.to_bytes()?, self.spec().clone(), device)?,
-            false => Tensor::empty(self.spec().clone(), device, MemoryKind::Other)?,
-        };
+        let moved = Tensor::empty_by_rows(self.spec().clone(), device, MemoryKind::Other)?;
+        if self.device().has_values() {
+            moved.write_bytes(&self.to_bytes()?)?;
+        }
         Ok(record(Box::new(ToDevice { from: self.device() }), &[self], vec![moved]).remove(0))
     }
 }

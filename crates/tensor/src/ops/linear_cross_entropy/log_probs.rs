@@ -12,7 +12,7 @@ use crate::ops::cross_entropy::Criterion;
 use crate::tensor::{Edge, Grads, Op, Saved, Saves, Shape, no_grad, record};
 use crate::{Result, Tensor};
 
-/// Inputs: h, weight, the bias if there is one.
+/// Inputs: h, the weight by the rows in each of its buffers, the bias if there is one.
 struct LinearLogProbs {
     classifier: Classifier,
     /// (R)
@@ -58,10 +58,10 @@ impl Tensor {
         let rows = targets.view(Shape::from([self.shape().rows()]), Edge::None); // (R)
         let (losses, _) = in_chunks(&classifier, self, &rows, [false; 3], &[])?;
         let y = no_grad(|| losses.scale(-1.0)?.reshape(targets.shape().clone()))?;
-        let (weight, bias) = (classifier.weight.clone(), classifier.bias.clone());
+        let Classifier { weight, bias, .. } = &classifier;
         let needs = [self.needs_grad(), weight.needs_grad(), bias.as_ref().is_some_and(Tensor::needs_grad)];
-        let inputs: Vec<&Tensor> = [self, &weight].into_iter().chain(&bias).collect();
+        let inputs = classifier.inputs(self);
         let op = LinearLogProbs { classifier, targets: rows, loss_scale: loss_scale.cloned(), needs };
-        Ok(record(Box::new(op), &inputs, vec![y]).remove(0))
+        Ok(record(Box::new(op), &inputs.iter().collect::<Vec<_>>(), vec![y]).remove(0))
     }
 }

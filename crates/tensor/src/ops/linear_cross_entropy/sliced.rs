@@ -1,5 +1,6 @@
-//! GEMMs with a large quantized classifier, some of its rows at a time, so that the values of all are never in memory:
-//! those of Llama 3's, 128,256 x 4,096, would take 1 GiB in f16.
+//! GEMMs with some rows of a large classifier at a time: with one in several buffers, as those hold them; with a
+//! quantized one, so that the values of all are never in memory. Those of Llama 3's, 128,256 x 4,096, would take 1 GiB
+//! in f16.
 
 use super::super::cast::Cast;
 use super::super::matmul::MatMul;
@@ -18,8 +19,11 @@ const MOST_BYTES: usize = 512 << 20;
 const SLICE_BYTES: usize = 128 << 20;
 const CHUNKS: usize = 4;
 
-/// How many rows of a quantized weight (V, C) make a slice, unless all may be in memory.
+/// How many rows of a weight (V, C) make a slice, unless GEMMs take all.
 pub(super) fn rows(weight: &Tensor, dtype: DType, has_bias: bool) -> Option<usize> {
+    if weight.is_in_parts() {
+        return Some(weight.row_parts()[0].0.len());
+    }
     let row_bytes = dtype.size_bytes() * weight.shape().last_dim();
     let is_sliced = weight.dtype().is_quantized() && is_read_in_chunks(weight) && !has_bias;
     (is_sliced && weight.shape()[0] * row_bytes > MOST_BYTES).then(|| whole_tiles(SLICE_BYTES / row_bytes))
@@ -41,15 +45,20 @@ fn slices(weight: &Tensor, slice: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 fn values(weight: &Tensor, rows: Range<usize>, to: DType) -> Result<Tensor> {
+    if !weight.dtype().is_quantized() {
+        return Ok(weight.rows(rows.start, rows.len()));
+    }
     Ok(run_as(MemoryKind::Scratch, &Dequantize { to, rows }, &[weight])?.remove(0))
 }
 
-/// h weight^T: h (R, C), weight (V, C) -> (R, V).
-pub(super) fn logits(h: &Tensor, weight: &Tensor, slice: usize) -> Result<Tensor> {
-    let product = MatMul { trans_b: true, out: h.dtype(), ..MatMul::default() };
-    let part = |rows| {
+/// h weight^T [+ bias]: h (R, C), weight (V, C), bias (V) -> (R, V).
+pub(super) fn logits(h: &Tensor, weight: &Tensor, bias: Option<&Tensor>, slice: usize) -> Result<Tensor> {
+    let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
+    let part = |rows: Range<usize>| {
+        let bias = bias.map(|bias| bias.rows(rows.start, rows.len()));
         let weight = values(weight, rows, h.dtype())?;
-        Ok(run_as(MemoryKind::Scratch, &product, &[h, &weight])?.remove(0))
+        let inputs: Vec<&Tensor> = [h, &weight].into_iter().chain(&bias).collect();
+        Ok(run_as(MemoryKind::Scratch, &product, &inputs)?.remove(0))
     };
     let parts = slices(weight, slice).map(part).collect::<Result<Vec<Tensor>>>()?;
     no_grad(|| Tensor::cat(&parts.iter().collect::<Vec<_>>(), 1))

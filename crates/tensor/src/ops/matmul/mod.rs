@@ -7,12 +7,13 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! The CPU uses the crate `gemm-f32` (`cpu.rs`), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
+//! The CPU uses the crate `gemm-f32` (`cpu.rs`; `few_rows.rs` for few rows), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
 //! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the measurements
 //! (timed by `timing.rs`), `tuned.rs` the resulting speedups.
 
 mod autotune;
 mod cpu;
+mod few_rows;
 pub(super) mod matvec;
 mod plan;
 mod select;
@@ -31,7 +32,8 @@ use super::reduce::SumRows;
 use super::*;
 use crate::cpu::with_scratch;
 use crate::gpu::{Limits, Plan};
-use crate::tensor::{Edge, Grads, run};
+use crate::tensor::{Edge, Grads, no_grad, run};
+use std::ops::Range;
 
 /// Fused computation on the result before it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -165,10 +167,15 @@ impl Kernel for MatMul {
         let factors = if self.epilogue == Epilogue::Multiply { inputs[2 + self.bias as usize].f32() } else { empty };
         let activated = activated.first_mut().map_or(&mut [][..], |output| output.f32());
         let a = inputs[0].f32();
+        let few_rows = matvec::is_for(self, &d) && self.epilogue == Epilogue::None;
         if !inputs[1].spec.dtype.is_quantized() {
-            return cpu::compute(self, &d, cpu::Operands { a, b: inputs[1].f32(), bias, factors }, y.f32(), activated);
+            let operands = cpu::Operands { a, b: inputs[1].f32(), bias, factors };
+            return match few_rows {
+                true => few_rows::compute(self, &d, operands, y.f32()),
+                false => cpu::compute(self, &d, operands, y.f32(), activated),
+            };
         }
-        if self.trans_b && matvec::is_for(self, &d) && self.epilogue == Epilogue::None {
+        if self.trans_b && few_rows {
             return quantized::few_rows(&inputs[1], a, bias, self.accumulate, y.f32());
         }
         with_scratch(d.n * d.k, |b| {
@@ -310,8 +317,16 @@ impl Tensor {
             return Err(shape_error("linear_to_f32", "a weight of two dimensions", weight.shape()));
         }
         let op = MatMul { trans_b: true, bias: bias.is_some(), ..MatMul::default() };
-        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
-        Ok(run(&op, &inputs)?.remove(0))
+        let of_rows = |(rows, weight): &(Range<usize>, Tensor)| {
+            let bias = bias.map(|bias| bias.rows(rows.start, rows.len()));
+            let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(&bias).collect();
+            Ok(run(&op, &inputs)?.remove(0))
+        };
+        let columns = weight.row_parts().iter().map(of_rows).collect::<Result<Vec<Tensor>>>()?;
+        match columns.as_slice() {
+            [all] => Ok(all.clone()),
+            parts => no_grad(|| Tensor::cat(&parts.iter().collect::<Vec<_>>(), self.shape().len() - 1)),
+        }
     }
 
     /// `self weight + bias`: (..., K) -> (..., N) with a weight (K, N), the layout of GPT-2's `Conv1D`; or, with
