@@ -37,6 +37,13 @@ CASES = {
                                            "lora.rslora=true"]),
     "qwen2, up and o": (["model.kind=llama", "model.qkv_bias=true"],
                         ["lora.rank=5", 'lora.targets=["mlp.up_proj", "o_proj"]']),
+    "llama with a head of its own, all of lm_head and norm": (
+        ["model.kind=llama", "model.n_kv_head=2", "model.tie_embeddings=false"],
+        ["lora.rank=3", 'lora.modules_to_save=["lm_head", "norm"]']),
+    "llama, all of embed_tokens": (["model.kind=llama"], ["lora.rank=3", 'lora.modules_to_save=["embed_tokens"]']),
+    "gpt2 without biases, all of wte, c_fc and ln_f": (
+        ["model.bias=false"],
+        ["lora.rank=2", 'lora.targets=["c_attn"]', 'lora.modules_to_save=["wte", "c_fc", "ln_f"]']),
 }
 
 

@@ -27,7 +27,8 @@ from make_goldens import scaled_error, versions
 B, T = 2, 13
 GPT2 = {"vocab_size": 37, "n_positions": T, "n_embd": 20, "n_layer": 2, "n_head": 4, "use_cache": False,
         "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}
-# Name: the model's folder, and what is adapted. A bare c_proj is that of attention and that of the MLP.
+# Name: the model's folder, and what is adapted. A bare c_proj is that of attention and that of the MLP, and to PEFT a
+# norm to be saved is every module whose name ends so.
 ADAPTERS = {
     "gpt2": ("gpt2-base", dict(r=3, lora_alpha=5, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)),
     "llama": ("llama-gqa", dict(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True,
@@ -37,6 +38,10 @@ ADAPTERS = {
                                     use_dora=True)),
     "llama-dora": ("llama-gqa", dict(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"],
                                      use_dora=True, use_rslora=True)),
+    "gpt2-saved": ("gpt2-base", dict(r=2, lora_alpha=4, target_modules=["c_attn"], fan_in_fan_out=True,
+                                     modules_to_save=["wte", "lm_head", "ln_f"], ensure_weight_tying=True)),
+    "qwen3-saved": ("qwen3-untied", dict(r=2, lora_alpha=8, target_modules=["v_proj"],
+                                         modules_to_save=["lm_head", "norm", "o_proj", "up_proj"])),
 }
 
 
@@ -74,6 +79,8 @@ def write(folder: Path, model_folder: Path, settings: dict) -> None:
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
             elif "lora_" in name:
                 parameter.copy_(0.3 * torch.randn_like(parameter))
+            elif "modules_to_save" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
     model.eval()
     model.save_pretrained(folder)
     its_config = folder / "adapter_config.json"

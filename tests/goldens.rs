@@ -217,7 +217,7 @@ fn recurrent_models_compute_as_in_pytorch() {
 /// The model of an adapter with the adapter in its weights, as PEFT computes both apart.
 #[test]
 fn adapters_are_added_as_by_peft() {
-    for name in ["gpt2", "llama", "qwen3", "gpt2-dora", "llama-dora"] {
+    for name in ["gpt2", "llama", "qwen3", "gpt2-dora", "llama-dora", "gpt2-saved", "qwen3-saved"] {
         let golden = Golden::read(&format!("adapters/{name}/golden"));
         let model = models::load(&folder().join("adapters").join(name)).unwrap();
         let logits = model.logits(&golden.tensor("ids", &Device::Cpu)).unwrap().to_f32().unwrap();
@@ -243,7 +243,8 @@ fn dora_is_trained_as_by_peft() {
         let (golden, folder) = (Golden::read(&format!("adapters/{name}/golden")), folder().join("adapters"));
         let targets = targets.iter().map(|target| target.to_string()).collect();
         let (rank, alpha, rslora, base_dtype) = (*rank, *alpha, *rslora, DType::F32);
-        let lora = Lora { rank, alpha, rslora, dora: true, dropout: 0.0, targets, base: base_dtype };
+        let (dropout, modules_to_save) = (0.0, vec![]);
+        let lora = Lora { rank, alpha, rslora, dora: true, dropout, targets, modules_to_save, base: base_dtype };
         let mut model = models::load(&folder.join(base)).unwrap();
         lora.adapt(&mut *model, 1).unwrap();
         models::read_adapters(&folder.join(name), &lora, &mut *model).unwrap();

@@ -154,7 +154,7 @@ fn print(plan: &RunPlan) -> Result<()> {
     ))?;
     if let Some(adapters) = plan.adapters {
         output::line(format_args!(
-            "adapters   {} parameters are trained, the model is frozen",
+            "adapters   {} parameters are trained, all others are frozen",
             units::count(adapters as f64)
         ))?;
     }

@@ -89,6 +89,7 @@ keys! {
     "lora.dora": Flag, ANY, "Also trains the magnitude of each output (DoRA).";
     "lora.dropout": Real, BELOW_1, "Dropout probability of the adapters' inputs.";
     "lora.targets": Texts, ANY, "Layers with adapters, see below.";
+    "lora.modules_to_save": Texts, ANY, "Modules that are trained in full, see below.";
     "lora.base_dtype": Choice(WeightDtype::CHOICES), ANY, "Type of the frozen weights of matmuls.";
     "train.objective": Choice(Objective::CHOICES), ANY, "Next-token loss, or a preference loss, see below.";
     "train.batch_size": CountOrAuto, at_least(1.0), "Sequences per forward pass; `auto`: the largest that fits.";

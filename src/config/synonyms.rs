@@ -114,6 +114,8 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("lora_dropout", "lora.dropout"),
     ("target_modules", "lora.targets"),
     ("lora_target_modules", "lora.targets"),
+    ("lora_modules_to_save", "lora.modules_to_save"),
+    ("additional_target", "lora.modules_to_save"),
     ("wd", "optimizer.weight_decay"),
     ("decay", "optimizer.weight_decay"),
     ("optim", "optimizer.kind"),

@@ -290,6 +290,7 @@ fn lora(c: &Checker) -> Result<()> {
             ("lora.dora", lora.dora != nothing.dora),
             ("lora.dropout", lora.dropout != nothing.dropout),
             ("lora.targets", lora.targets != nothing.targets),
+            ("lora.modules_to_save", lora.modules_to_save != nothing.modules_to_save),
             ("lora.base_dtype", lora.base_dtype != nothing.base_dtype),
         ];
         return match set.iter().find(|(_, is_set)| *is_set) {

@@ -42,14 +42,15 @@ fn check_range([setting, asked]: [&str; 2], name: &str, parameter: &Parameter) -
     )))
 }
 
-/// Moves a model to a device for inference, with its GEMM operands as f16. A tied embedding also stays f32, because its
-/// rows start the residual stream. `setting` is the requested option, for errors.
+/// Moves a model to a device for inference, with its GEMM operands as f16 unless they are quantized. A tied embedding
+/// also stays f32, because its rows start the residual stream. `setting` is the requested option, for errors.
 ///
 /// # Errors
 /// If a weight is too large for f16, or the device does not support f16 or runs out of memory.
 pub fn to_device_as_f16(model: &mut dyn LanguageModel, setting: &str, device: &Device) -> Result<()> {
     let (head, is_tied) = (model.head().clone(), model.config().tie_embeddings);
     each(model, |name, parameter| match parameter {
+        _ if parameter.dtype() != DType::F32 => Ok(()),
         _ if parameter.value.overlaps(&head) => check(setting, name, parameter),
         _ if parameter.linear.is_some() => check(setting, name, parameter).and_then(|()| parameter.freeze_as_f16()),
         _ => Ok(()),
@@ -57,7 +58,7 @@ pub fn to_device_as_f16(model: &mut dyn LanguageModel, setting: &str, device: &D
     model.to_device(device)?;
     let head = model.head().clone();
     each(model, |_, parameter| match parameter {
-        _ if !parameter.value.overlaps(&head) => Ok(()),
+        _ if parameter.dtype() != DType::F32 || !parameter.value.overlaps(&head) => Ok(()),
         _ if is_tied => parameter.to_dtype(DType::F16).map(|half| parameter.half = Some(half)),
         _ => parameter.freeze_as_f16(),
     })

@@ -61,6 +61,23 @@ fn a_run_trains_adapters_alone_and_is_a_model_like_any_other() {
     assert_eq!(loss(&sandbox, "merged"), best);
 }
 
+/// The model of the sandbox has its embedding as its head.
+#[test]
+fn whole_modules_are_trained_beside_adapters_and_kept_with_them() {
+    let sandbox = Sandbox::trained();
+    let modules = ["--set", "lora.modules_to_save=wte,ln_f"];
+    let shown = ["of rank 2 (all-linear) and all of wte, ln_f; the rest is frozen, in f32"];
+    train(&sandbox, &[&EIGHT_STEPS[..], &modules].concat()).succeeds().prints(&shown);
+    let evaluated = sandbox.metrics("runs/lora");
+    let last = evaluated.iter().rfind(|line| line["kind"] == "eval").unwrap()["loss"].as_f64().unwrap();
+    assert!((loss(&sandbox, "runs/lora/checkpoints/step-000008") - last).abs() < 1e-5, "{last}");
+    sandbox.run(&["merge", "runs/lora", "--output", "merged", "--device", "cpu"]).succeeds();
+    assert_eq!(loss(&sandbox, "merged"), loss(&sandbox, "runs/lora"));
+    let config = sandbox.read("runs/lora/checkpoints/step-000008/adapter_config.json");
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["modules_to_save"], serde_json::json!(["transformer.wte", "lm_head", "transformer.ln_f"]));
+}
+
 #[test]
 fn a_resumed_run_of_adapters_is_the_same_to_the_bit() {
     let sandbox = Sandbox::trained();
@@ -69,14 +86,15 @@ fn a_resumed_run_of_adapters_is_the_same_to_the_bit() {
         sandbox.run(&args).succeeds().prints(&["identical to the bit"]);
     };
     verify(&["--set", "model.dropout=0.1", "--set", "train.recompute=block"]);
-    verify(&["--set", "lora.base_dtype=f16", "--set", "train.ema_decay=0.9"]);
+    let modules = ["--set", "lora.targets=c_attn", "--set", "lora.modules_to_save=wte,c_fc,ln_f"];
+    verify(&[&["--set", "lora.base_dtype=f16", "--set", "train.ema_decay=0.9"], &modules[..]].concat());
     verify(&["--set", "lora.dora=true", "--set", "lora.rslora=true", "--set", "lora.dropout=0"]);
     if has_gpu() {
         let on_gpu = ["--device", "gpu", "--allow-software-gpu"];
         let args = [&["verify-resume", "--steps", "3"], &on_gpu[..], &LORA[..4], &LORA[8..]].concat();
         sandbox.run(&args).succeeds().prints(&["identical to the bit"]);
         let dora = ["--set", "lora.dora=true", "--set", "lora.dropout=0"];
-        for further in [&[][..], &dora] {
+        for further in [&modules[..], &dora] {
             let mixed = ["--precision", "mixed", "--set", "lora.base_dtype=f16"];
             sandbox.run(&[&args[..], &mixed, further].concat()).succeeds();
         }
@@ -129,11 +147,18 @@ fn what_cannot_be_adapted_says_what_to_do() {
         assert!(!sandbox.exists("runs/lora"), "{setting}");
     };
     refused("lora.targets=q_proj", &["lora.targets", "\"q_proj\"", "c_attn, c_proj, c_fc, or all-linear"]);
+    refused(
+        "lora.modules_to_save=lm_head",
+        &["lora.modules_to_save", "tied to the embedding (name wte to train both)"],
+    );
+    refused("lora.modules_to_save=c_fc", &["mlp.c_fc, which has an adapter", "expected wte, wpe, ln_1, ln_2, ln_f"]);
     refused("optimizer.kind=muon", &["optimizer.kind", "muon", "use adamw"]);
     refused("lora.rank=5000", &["lora.rank", "at most 1024"]);
     let without = ["train", "--device", "cpu", "--set"];
     sandbox.run(&[&without[..], &["lora.rank=4"]].concat()).fails_with(&["lora.rank", "model.init", "--init"]);
     sandbox.run(&[&without[..], &["lora.targets=c_attn"]].concat()).fails_with(&["lora.targets", "set lora.rank"]);
+    let modules = [&without[..], &["lora.modules_to_save=wte"]].concat();
+    sandbox.run(&modules).fails_with(&["lora.modules_to_save", "set lora.rank"]);
     train(&sandbox, &EIGHT_STEPS).succeeds();
     // The adapters of adapters are nobody's.
     let again = ["train", "--init", "runs/lora", "--corpus", "corpus.txt", "--name", "again", "--set", "lora.rank=2"];
@@ -141,6 +166,8 @@ fn what_cannot_be_adapted_says_what_to_do() {
     // A run that goes on needs the model that it began with.
     let resume = ["train", "--resume", "runs/lora", "--max-steps", "10"];
     sandbox.run(&[&resume[..], &["--set", "lora.rank=3"]].concat()).fails_with(&["lora.rank", "must not change"]);
+    let modules = [&resume[..], &["--set", "lora.modules_to_save=wte"]].concat();
+    sandbox.run(&modules).fails_with(&["lora.modules_to_save", "must not change"]);
     fs::rename(sandbox.path(TINY_RUN), sandbox.path("elsewhere")).unwrap();
     sandbox.run(&resume).fails_with(&[TINY_RUN]);
     let eval = ["eval", "--model", "runs/lora", "--corpus", "corpus.txt", "--device", "cpu"];

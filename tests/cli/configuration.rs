@@ -83,6 +83,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("lora.dora", "false"),
     ("lora.dropout", "0.0"),
     ("lora.targets", "[\"all-linear\"]"),
+    ("lora.modules_to_save", "[]"),
     ("lora.base_dtype", "f32"),
     ("optimizer.kind", "adam"),
     ("optimizer.beta1", "0.8"),

@@ -73,6 +73,11 @@ fn adapters_learn_it_as_well() {
     let lines = prefer(&sandbox, "lora", "dpo", &lora);
     assert!((lines[0]["loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{}", lines[0]);
     assert_eq!(last(&lines, "eval")["reward_accuracy"], 1.0);
+    // Beside modules that are trained in full, the reference is a copy.
+    let modules = ["--set", "lora.modules_to_save=wte,ln_f", "--set", "lora.base_dtype=f16"];
+    let in_full = prefer(&sandbox, "in-full", "dpo", &[&lora[..], &modules].concat());
+    assert!((in_full[0]["loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{}", in_full[0]);
+    assert_eq!(last(&in_full, "eval")["reward_accuracy"], 1.0);
     if has_gpu() {
         let gpu = ["--device", "gpu", "--allow-software-gpu"];
         let on_gpu = prefer(&sandbox, "gpu", "dpo", &[&lora[..], &gpu].concat());
@@ -80,9 +85,15 @@ fn adapters_learn_it_as_well() {
             let [a, b] = [a, b].map(|line| line["loss"].as_f64().unwrap());
             assert!((a - b).abs() < 1e-4 * a.abs(), "{a} {b}");
         }
-        for (name, objective, rank) in [("mixed", "dpo", "4"), ("copy", "dpo", "0"), ("mixed-kto", "kto", "4")] {
-            let lora = format!("lora.rank={rank}");
-            let mixed = [&gpu[..], &["--precision", "mixed", "--learning-rate", "0.01", "--set", &lora]].concat();
+        let [adapters, none] = [&["--set", "lora.rank=4"][..], &[]];
+        let in_full = [adapters, &modules].concat();
+        for (name, objective, lora) in [
+            ("mixed", "dpo", adapters),
+            ("copy", "dpo", none),
+            ("mixed-kto", "kto", adapters),
+            ("mixed-in-full", "dpo", &in_full),
+        ] {
+            let mixed = [&gpu[..], &["--precision", "mixed", "--learning-rate", "0.01"], lora].concat();
             let lines = prefer(&sandbox, name, objective, &mixed);
             assert!(last(&lines, "eval")["reward_margin"].as_f64().unwrap() > 0.05, "{name}: {}", last(&lines, "eval"));
             // The reference computes as the model does.

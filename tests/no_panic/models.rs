@@ -52,8 +52,8 @@ fn cache(device: &Device) -> Result<Cache> {
 }
 
 fn lora() -> Lora {
-    let targets = vec!["all-linear".into()];
-    Lora { rank: 2, alpha: 4.0, rslora: false, dora: false, dropout: 0.0, targets, base: DType::F32 }
+    let (targets, modules_to_save, base) = (vec!["all-linear".into()], vec![], DType::F32);
+    Lora { rank: 2, alpha: 4.0, rslora: false, dora: false, dropout: 0.0, targets, modules_to_save, base }
 }
 
 fn adapted(lora: &Lora) -> Result<()> {
@@ -146,6 +146,12 @@ fn weights() -> Vec<Row> {
         ("Lora::adapt", Refused, |_| adapted(&Lora { rank: 0, ..lora() })),
         ("Lora::adapt", Refused, |_| adapted(&Lora { rank: HUGE, ..lora() })),
         ("Lora::adapt", Refused, |_| adapted(&Lora { targets: vec!["no such layer".into()], ..lora() })),
+        ("Lora::adapt", Refused, |_| adapted(&Lora { modules_to_save: vec!["c_attn".into()], ..lora() })),
+        ("AdapterWeights::new", Refused, |d| {
+            let arena = ParameterArena::new(&mut *models::build(&small(), 1)?, d, DType::F32)?;
+            let values = zeros([3], d)?.read_later()?.wait()?;
+            AdapterWeights::new(lora(), String::new(), &small(), &arena, values).encode().map(drop)
+        }),
         ("AdapterWeights::new", Refused, |d| {
             let mut model = models::build(&small(), 1)?;
             lora().adapt(&mut *model, 1)?;

@@ -117,6 +117,8 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// The adapted layers, by names in `model.safetensors` or their suffixes. Default `all-linear`.
     pub targets: Vec<String>,
+    /// Modules whose parameters are trained in full, by names in `model.safetensors` or their suffixes. Default none.
+    pub modules_to_save: Vec<String>,
     /// Storage type of the frozen weights of matmuls: `f32`, `f16`, `q8_0`, `q4_0` or `nf4`. Default `f32`.
     pub base_dtype: WeightDtype,
 }
@@ -130,6 +132,7 @@ impl Default for LoraConfig {
             dora: false,
             dropout: 0.0,
             targets: vec!["all-linear".into()],
+            modules_to_save: Vec::new(),
             base_dtype: WeightDtype::F32,
         }
     }

@@ -6,14 +6,17 @@
 //! W' = m / |W + s B A| (W + s B A)    by rows, with DoRA               m (outputs)
 //! ```
 //!
-//! so that the model is then like any other.
+//! so that the model is then like any other. Tensors of `modules_to_save` replace the model's.
+
+mod modules_to_save;
 
 use super::weight_files::WeightFiles;
 use super::{StoredTensor, from_json, values};
 use crate::hub_cache::{HubCache, ModelName};
+use crate::models::lora::module_of;
 use crate::models::{LanguageModel, ModelConfig, gguf};
 use crate::nn::Parameter;
-use crate::{Device, Error, Result, Shape, Tensor};
+use crate::{Device, Error, Result, Tensor};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
@@ -65,6 +68,7 @@ struct AdapterConfig {
     use_rslora: Option<bool>,
     use_dora: Option<bool>,
     bias: Option<String>,
+    modules_to_save: Option<Vec<String>>,
     /// In the order of the file: of several that fit a module, PEFT takes the first.
     alpha_pattern: Option<Map<String, Value>>,
     init_lora_weights: Option<Value>,
@@ -145,7 +149,7 @@ fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> 
 }
 
 impl AdapterConfig {
-    /// Refuses adapters that are more than a low-rank product added to weights, with the key.
+    /// Refuses adapters that are more than a low-rank product added to weights and whole modules, with the key.
     fn check(&self) -> std::result::Result<(), String> {
         let refuse = |key: &str, value: String| Err(format!("{key} is {value}, which rustyflow does not support"));
         if self.peft_type.as_deref() != Some("LORA") {
@@ -218,12 +222,14 @@ impl Adapter {
     /// Merges it into the weights of a model, of which it reads those that it changes.
     ///
     /// # Errors
-    /// If the model has another shape.
+    /// If the model has another shape, or its head is tied to the embedding and that of the adapter is not.
     pub fn merge_into(&self, model: &mut dyn LanguageModel) -> Result<()> {
         let shape = model.config().clone();
-        let (mut result, mut used) = (Ok(()), HashSet::new());
+        let mut used = self.tied_head(&shape)?;
+        self.check_modules_to_save()?;
+        let mut result = Ok(());
         model.visit_parameters("", &mut |name, parameter| {
-            if result.is_ok() && parameter.linear.is_some() {
+            if result.is_ok() {
                 result = self.merge_parameter(&shape, name, parameter, &mut used);
             }
         });
@@ -246,25 +252,47 @@ impl Adapter {
         used: &mut HashSet<String>,
     ) -> Result<()> {
         let hf = shape.kind.hf();
-        let outputs_first = parameter.linear.as_ref().is_some_and(|layout| layout.outputs_first);
+        let layout = parameter.linear.as_ref().map(|layout| layout.outputs_first);
+        let is_cropped = hf.positions() == Some(name);
         let mut merged: Option<Vec<f32>> = None;
         let mut offset = 0;
         for (tensor, its) in hf.tensors(shape, name, parameter.shape()) {
-            let module = tensor.strip_suffix(".weight").unwrap_or(&tensor);
-            let (inputs, outputs) = if outputs_first { (its[1], its[0]) } else { (its[0], its[1]) };
-            if let Some(change) = self.change(hf.prefix(), module, [outputs, inputs], used)? {
-                if merged.is_none() {
-                    merged = Some(parameter.to_f32()?);
+            let saved = self.saved(shape, &tensor, &its, is_cropped, used)?;
+            let change = match layout {
+                None => None,
+                Some(outputs_first) => {
+                    let sizes = if outputs_first { [its[0], its[1]] } else { [its[1], its[0]] };
+                    let change = self.change(hf.prefix(), module_of(&tensor), sizes, used)?;
+                    change.map(|change| (change, sizes, outputs_first))
                 }
-                let own = &mut merged.as_mut().expect("they were read")[offset..offset + its.elements()];
-                change.apply(own, [outputs, inputs], outputs_first);
+            };
+            if merged.is_none() && (saved.is_some() || change.is_some()) {
+                merged = Some(parameter.to_f32()?);
+            }
+            if let Some(merged) = &mut merged {
+                let own = &mut merged[offset..offset + its.elements()];
+                if let Some(saved) = saved {
+                    own.copy_from_slice(&saved);
+                }
+                if let Some((change, sizes, outputs_first)) = change {
+                    change.apply(own, sizes, outputs_first);
+                }
             }
             offset += its.elements();
         }
         if let Some(merged) = merged {
             parameter.value = Tensor::from_f32(&merged, parameter.shape().clone(), &Device::Cpu)?;
         }
-        Ok(())
+        self.check_zeros_beside(shape, name, parameter.shape(), used)
+    }
+
+    fn wrong(&self, message: String) -> Error {
+        Error::Checkpoint { path: self.files.path.clone(), message }
+    }
+
+    fn values(&self, tensor: &StoredTensor) -> Result<Vec<f32>> {
+        let wrong_type = || self.wrong(format!("holds tensors of {:?}; expected F32, F16 or BF16", tensor.dtype));
+        values(tensor).ok_or_else(wrong_type)
     }
 
     /// The change of a module (outputs, inputs), if there is one.
@@ -275,7 +303,7 @@ impl Adapter {
         [outputs, inputs]: [usize; 2],
         used: &mut HashSet<String>,
     ) -> Result<Option<Change>> {
-        let wrong = |message: String| Err(Error::Checkpoint { path: self.files.path.clone(), message });
+        let wrong = |message: String| Err(self.wrong(message));
         let short = module.strip_prefix(prefix).unwrap_or(module);
         let found = [module, short].into_iter().find_map(|module| {
             let [a, b] = ["A", "B"].map(|letter| format!("{PREFIX}{module}.lora_{letter}.weight"));
@@ -291,10 +319,11 @@ impl Adapter {
             );
             return wrong(message);
         }
-        let [a, b] = [(&a, [rank, inputs]), (&b, [outputs, rank])].map(|(tensor, shape)| on_cpu(tensor, shape.into()));
+        let matrix = |tensor, shape: [usize; 2]| Tensor::from_f32(&self.values(tensor)?, shape, &Device::Cpu);
+        let (a, b) = (matrix(&a, [rank, inputs])?, matrix(&b, [outputs, rank])?);
         used.extend(names);
         let scale = self.config.scale(module, rank) as f32;
-        let product = b?.matmul(&a?)?.scale(scale)?.to_f32()?;
+        let product = b.matmul(&a)?.scale(scale)?.to_f32()?;
         if self.config.use_dora != Some(true) {
             return Ok(Some(Change { product, magnitudes: None }));
         }
@@ -305,16 +334,8 @@ impl Adapter {
             return wrong(format!("{magnitudes} has shape {:?}, the model implies [{outputs}]", stored.shape));
         }
         used.insert(magnitudes);
-        Ok(Some(Change { product, magnitudes: Some(on_cpu(&stored, [outputs].into())?.to_f32()?) }))
+        Ok(Some(Change { product, magnitudes: Some(self.values(&stored)?) }))
     }
-}
-
-fn on_cpu(tensor: &StoredTensor, shape: Shape) -> Result<Tensor> {
-    let values = values(tensor).ok_or_else(|| Error::Checkpoint {
-        path: tensor.file.to_path_buf(),
-        message: format!("holds tensors of {:?}; expected F32, F16 or BF16", tensor.dtype),
-    })?;
-    Tensor::from_f32(&values, shape, &Device::Cpu)
 }
 
 #[cfg(test)]
@@ -336,7 +357,6 @@ mod tests {
             ("peft_type", json!("IA3")),
             ("lora_bias", json!(true)),
             ("bias", json!("all")),
-            ("modules_to_save", json!(["lm_head"])),
             ("init_lora_weights", json!("pissa_niter_16")),
             ("trainable_token_indices", json!([1, 2])),
             ("target_parameters", json!(["a.weight"])),
@@ -348,6 +368,14 @@ mod tests {
             let error = parsed(json!({key: value})).unwrap_err();
             assert!(error.starts_with(key) && error.contains("does not support"), "{error}");
         }
+    }
+
+    #[test]
+    fn whole_modules_are_read() {
+        let modules = |value: Value| parsed(json!({"modules_to_save": value})).map(|config| config.modules_to_save);
+        assert_eq!(modules(json!(null)), Ok(None));
+        assert_eq!(modules(json!(["lm_head"])), Ok(Some(vec!["lm_head".into()])));
+        assert!(modules(json!("lm_head")).unwrap_err().contains("modules_to_save"));
     }
 
     #[test]

@@ -243,10 +243,11 @@ impl Preference {
         })
     }
 
-    /// Whether a configuration's objective compares the model with a copy: a model with adapters is its own reference
-    /// without them.
+    /// Whether a configuration's objective compares the model with a copy: a model of which only adapters are trained
+    /// is its own reference without them.
     pub fn needs_copy(config: &Config) -> bool {
-        config.train.objective.has_reference() && config.lora.rank == 0
+        let only_adapters = config.lora.rank > 0 && config.lora.modules_to_save.is_empty();
+        config.train.objective.has_reference() && !only_adapters
     }
 
     /// Whether a step must know [`Preference::kl`] before its losses.

@@ -19,6 +19,7 @@ pub use run_plan::{PlannedRanks, Rates, RunPlan, TimePlan, plan_run};
 use crate::cpu::available_memory_bytes;
 use crate::models::{LargeTensor, ModelConfig};
 use crate::tensor::Spec;
+use crate::train::setup::adapters::Frozen;
 use crate::train::step::update_rules::Trained;
 use crate::units;
 use crate::{DType, Device, Error, Result};
@@ -65,17 +66,16 @@ impl Plan {
     pub fn new(model: &ModelConfig, tokens: usize, operands: DType, trained: Option<&Trained>) -> Plan {
         let parameters = model.parameter_count();
         let bytes = |dtype: DType, count: usize| (dtype.size_bytes() * count) as u64;
-        let frozen = trained.and_then(|trained| trained.frozen).filter(|frozen| *frozen != DType::F32);
-        // Of the weights of matmuls, beside which nothing else is f16 or quantized but the embedding.
-        let small = frozen.map_or(0, |_| model.matmul_weights());
-        let table = match frozen.is_some_and(DType::is_quantized) {
-            true => (model.vocab_size * model.n_embd).min(parameters - small),
-            false => 0,
-        };
+        let frozen = trained.and_then(|trained| trained.frozen);
+        // Beside the frozen weights of matmuls nothing is f16 or quantized but the embedding.
+        let small = frozen.filter(|frozen| frozen.base != DType::F32);
+        let table = small.filter(|frozen| frozen.base.is_quantized()).map_or(0, |frozen| frozen.embedding);
         let of_small = |dtype: DType, count: usize| Spec::new([1, count], dtype).size_bytes() as u64;
-        let small_bytes = frozen.map_or(0, |frozen| of_small(frozen, small) + of_small(DType::Q8_0, table));
-        let adapters = trained.map_or(0, |trained| if trained.frozen.is_some() { trained.parameters } else { 0 });
-        let in_f32 = parameters - small - table + adapters;
+        let small_bytes =
+            small.map_or(0, |frozen| of_small(frozen.base, frozen.matmul_weights) + of_small(DType::Q8_0, table));
+        let of_adapted = |trained: &Trained| Some(trained.frozen?.parameters + trained.parameters);
+        let all = trained.and_then(of_adapted).unwrap_or(parameters);
+        let in_f32 = all - small.map_or(0, |frozen| frozen.matmul_weights) - table;
         let elsewhere = trained.map_or(0, |trained| trained.elsewhere);
         let of_trained = |of: fn(&Trained) -> usize| trained.map_or(0, |trained| bytes(DType::F32, of(trained)));
         Plan {
@@ -93,13 +93,13 @@ impl Plan {
                 _ => bytes(DType::F32, parameters),
             },
             largest: largest_tensors(model, tokens, operands),
-            train_flops_per_token: match trained {
-                // What would be the gradients of weights.
-                Some(Trained { frozen: Some(_), .. }) => {
-                    model.train_flops_per_token()
-                        - 2.0 * (model.block_matrices() + model.vocab_size * model.n_embd) as f64
+            train_flops_per_token: match frozen {
+                // Without the gradients of frozen weights, a tied embedding included.
+                Some(Frozen { matmul_weights, embedding, .. }) => {
+                    let tied = if model.tie_embeddings { embedding } else { 0 };
+                    model.train_flops_per_token() - 2.0 * (matmul_weights + tied) as f64
                 }
-                _ => model.train_flops_per_token(),
+                None => model.train_flops_per_token(),
             },
         }
     }
@@ -198,8 +198,10 @@ mod tests {
     fn of_a_frozen_model_only_adapters_have_gradients_and_are_saved() {
         let model = model(65, 64);
         let (n, linear) = (model.parameter_count() as u64, model.matmul_weights() as u64);
-        let plan = |operands, frozen| {
-            let frozen = Some(frozen);
+        // So many of the model's parameters are among the 100 that are trained.
+        let plan_without = |operands, base, in_full, embedding| {
+            let (parameters, matmul_weights) = (model.parameter_count() - in_full, model.matmul_weights());
+            let frozen = Some(Frozen { base, parameters, matmul_weights, embedding });
             let (moment_bytes, saved_moment_bytes) = (800, 800);
             let trained = Trained {
                 parameters: 100,
@@ -212,12 +214,21 @@ mod tests {
             };
             Plan::new(&model, 1024, operands, Some(&trained))
         };
+        let table = 65 * 64;
+        let plan = |operands, base| plan_without(operands, base, 0, table);
         let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
         assert_eq!(of(plan(DType::F32, DType::F32)), [4 * (n + 100), 0, 400, 800]);
         assert_eq!(of(plan(DType::F16, DType::F32)), [4 * (n + 100), 2 * (n + 100), 400, 800]);
         let in_f32 = n - linear + 100;
         assert_eq!(of(plan(DType::F16, DType::F16)), [4 * in_f32 + 2 * linear, 2 * in_f32, 400, 800]);
         assert_eq!(plan(DType::F32, DType::F32).saved_bytes, 400);
+        let no_adapters = plan_without(DType::F16, DType::F16, 100, table);
+        assert_eq!(of(no_adapters), [4 * (n - linear) + 2 * linear, 2 * (n - linear), 400, 800]);
+        let [all, but_table] = [table, 0].map(|frozen| plan_without(DType::F16, DType::Q8_0, table - frozen, frozen));
+        let bytes = |count: u64| 34 * count.div_ceil(32);
+        assert_eq!(all.parameter_bytes, 4 * (n - linear - table as u64 + 100) + bytes(linear) + bytes(table as u64));
+        assert_eq!(but_table.parameter_bytes, 4 * (n - linear - table as u64 + 100) + bytes(linear));
+        assert_eq!(but_table.train_flops_per_token - all.train_flops_per_token, 2.0 * table as f64);
     }
 
     #[test]

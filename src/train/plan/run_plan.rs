@@ -27,7 +27,7 @@ pub struct RunPlan {
     pub ranks: usize,
     pub model: ModelConfig,
     pub parameters: usize,
-    /// Parameters of LoRA adapters, if only those are trained.
+    /// Trained parameters, if LoRA freezes the others.
     pub adapters: Option<usize>,
     pub memory: MemoryPlan,
     /// Machine memory, bytes: for a checkpoint and, on the CPU, for the run.

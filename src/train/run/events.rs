@@ -101,6 +101,8 @@ pub struct Adapters {
     pub scale: f32,
     pub dora: bool,
     pub targets: Vec<String>,
+    /// Modules that are trained in full.
+    pub modules_to_save: Vec<String>,
     /// Storage type of the frozen weights of matmuls.
     pub base: &'static str,
 }
@@ -170,10 +172,14 @@ pub struct Summary {
 
 impl fmt::Display for Adapters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Adapters { parameters, rank, scale: _, dora, targets, base } = self;
+        let Adapters { parameters, rank, scale: _, dora, targets, modules_to_save, base } = self;
         let (count, targets) = (units::count(*parameters as f64), targets.join(", "));
         let method = if *dora { ", DoRA" } else { "" };
-        write!(f, "{count} parameters of rank {rank} ({targets}{method}); the model is frozen, in {base}")
+        let (in_full, frozen) = match &modules_to_save[..] {
+            [] => (String::new(), "the model"),
+            modules => (format!(" and all of {}", modules.join(", ")), "the rest"),
+        };
+        write!(f, "{count} parameters of rank {rank} ({targets}{method}){in_full}; {frozen} is frozen, in {base}")
     }
 }
 

@@ -1,7 +1,7 @@
 //! LoRA settings from `[lora]`.
 
 use crate::config::{Config, WeightDtype};
-use crate::models::{Lora, ModelConfig, build};
+use crate::models::{Lora, ModelConfig, build, matmul_weights};
 use crate::tensor::{DryRun, with_weights_on};
 use crate::{DType, Device, Error, Result};
 
@@ -19,6 +19,7 @@ pub fn lora(config: &Config) -> Option<Lora> {
         dora: l.dora,
         dropout: l.dropout,
         targets: l.targets.clone(),
+        modules_to_save: l.modules_to_save.clone(),
         base: storage(l.base_dtype),
     })
 }
@@ -34,21 +35,44 @@ pub fn storage(dtype: WeightDtype) -> DType {
     }
 }
 
-/// Number of LoRA parameters of a model of this shape, computed without allocating.
+/// The parameters of a model that LoRA freezes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Frozen {
+    /// Storage type of the weights of matmuls.
+    pub base: DType,
+    /// Number of all of them.
+    pub parameters: usize,
+    /// Of those, weights that only matmuls read.
+    pub matmul_weights: usize,
+    /// Of those, the token embedding.
+    pub embedding: usize,
+}
+
+/// The numbers of trained and frozen parameters of a model of this shape, computed without allocating.
 ///
 /// # Errors
-/// If the shape is invalid, or a target does not match a layer.
-pub fn count(lora: &Lora, shape: &ModelConfig) -> Result<usize> {
-    let mut count = 0;
+/// If the shape is invalid, or a name of a layer or module does not match.
+pub fn count(lora: &Lora, shape: &ModelConfig) -> Result<(usize, Frozen)> {
+    let mut trained = 0;
+    let mut frozen = Frozen { base: lora.base, parameters: 0, matmul_weights: 0, embedding: 0 };
     with_weights_on(Device::DryRun(DryRun::cpu()), || {
         let mut model = build(shape, 0)?;
+        let of_matmuls = matmul_weights(&mut *model);
         lora.adapt(&mut *model, 0)?;
-        model.visit_parameters("", &mut |_, parameter| {
-            count += if parameter.is_trainable() { parameter.len() } else { 0 };
+        let embedding = model.token_embeddings().clone();
+        model.visit_parameters("", &mut |name, parameter| match parameter.len() {
+            len if parameter.is_trainable() => trained += len,
+            // What adapters have beside their weights.
+            _ if name.contains("lora_") => {}
+            len => {
+                frozen.parameters += len;
+                frozen.matmul_weights += if of_matmuls.contains(name) { len } else { 0 };
+                frozen.embedding += if parameter.value.same(&embedding) { len } else { 0 };
+            }
         });
         Ok(())
     })?;
-    Ok(count)
+    Ok((trained, frozen))
 }
 
 /// Checks that a device supports the configured type of frozen weights.
@@ -77,13 +101,18 @@ mod tests {
         (llama.n_kv_head, llama.head_dim, llama.intermediate_size) = (3, 64, 1536);
         let lora = |targets: &[&str]| {
             let targets = targets.iter().map(|target| target.to_string()).collect();
-            Lora { rank: 8, alpha: 16.0, rslora: false, dora: false, dropout: 0.0, targets, base: DType::F32 }
+            let (modules_to_save, base) = (vec![], DType::F32);
+            Lora { rank: 8, alpha: 16.0, rslora: false, dora: false, dropout: 0.0, targets, modules_to_save, base }
         };
-        assert_eq!(count(&lora(&["all-linear"]), &shape).unwrap(), 2_442_240);
+        let count = |lora: &Lora| count(lora, &shape).unwrap().0;
+        assert_eq!(count(&lora(&["all-linear"])), 2_442_240);
         // And the outputs of each: 30 x (576 + 192 + 192 + 576 + 1536 + 1536 + 576).
-        assert_eq!(count(&Lora { dora: true, ..lora(&["all-linear"]) }, &shape).unwrap(), 2_442_240 + 155_520);
+        assert_eq!(count(&Lora { dora: true, ..lora(&["all-linear"]) }), 2_442_240 + 155_520);
         // 30 x 8 x (576 + 576) and 30 x 8 x (576 + 192).
-        assert_eq!(count(&lora(&["q_proj", "v_proj"]), &shape).unwrap(), 460_800);
+        assert_eq!(count(&lora(&["q_proj", "v_proj"])), 460_800);
+        // And all of the final norm.
+        let modules_to_save = vec!["norm".into()];
+        assert_eq!(count(&Lora { modules_to_save, ..lora(&["q_proj", "v_proj"]) }), 460_800 + 576);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The reference of preferences: a frozen copy of the initial model.
 
+use super::adapters::lora;
 use super::init::first_model;
 use crate::config::{Config, Precision};
 use crate::models::{LanguageModel, ModelConfig, build, to_device_as_f16};
@@ -20,20 +21,25 @@ pub(in crate::train) fn preference(
     Ok(Preference::new(config, copy))
 }
 
-/// The initial model, in the precision of training.
+/// The initial model, in the precision of training. Beside adapters it has their types of frozen weights.
 fn initial(config: &Config, shape: &ModelConfig, device: &Device) -> Result<Box<dyn LanguageModel>> {
-    if !device.has_values() {
-        // Of a dry run, which has any model at once.
-        let mut model = with_weights_on(Device::DryRun(DryRun::cpu()), || build(shape, 0))?;
-        return move_to(&mut *model, config, device).map(|()| model);
-    }
-    let mut model = first_model(config, shape, None).map_err(|error| match error {
-        Error::OutOfMemory { .. } => error,
-        error => {
-            let objective = config.train.objective;
-            Error::Invalid(format!("train.objective = \"{objective}\" compares the model with model.init: {error}"))
-        }
-    })?;
+    let mut model = match device.has_values() {
+        true => first_model(config, shape, None).map_err(|error| match error {
+            Error::OutOfMemory { .. } => error,
+            error => {
+                let objective = config.train.objective;
+                Error::Invalid(format!("train.objective = \"{objective}\" compares the model with model.init: {error}"))
+            }
+        })?,
+        // A dry run has no weights to read.
+        false => with_weights_on(Device::DryRun(DryRun::cpu()), || {
+            let mut model = build(shape, 0)?;
+            lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
+            Ok::<_, Error>(model)
+        })?,
+    };
+    // Adapters add nothing yet.
+    model.visit_parameters("", &mut |_, parameter| parameter.low_rank = None);
     move_to(&mut *model, config, device).map(|()| model)
 }
 

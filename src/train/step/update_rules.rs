@@ -4,7 +4,7 @@ use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompu
 use crate::models::{LanguageModel, ModelConfig, Recomputed, hf, matmul_weights};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, ArenaOptions, Division, Group, Kind, MomentDtype, Optimizer, ParameterArena, shards};
-use crate::train::setup::adapters::{self, lora};
+use crate::train::setup::adapters::{self, Frozen, lora};
 use crate::train::setup::init::first_model;
 use crate::train::setup::precision::operands;
 use crate::train::step::ranks::Place;
@@ -27,8 +27,8 @@ pub struct Trained {
     pub divided: usize,
     /// How many of those f32 values a rank lacks at least.
     pub elsewhere: usize,
-    /// Storage type of the frozen weights of matmuls, with LoRA.
-    pub frozen: Option<DType>,
+    /// With LoRA, the other parameters of the model.
+    pub frozen: Option<Frozen>,
 }
 
 /// The model as it is trained, with its parameters on the device, and the optimizer that the rank at this place has.
@@ -80,10 +80,11 @@ pub fn initial_training(
 }
 
 /// Whether each of so many ranks has the f32 weights of its own part alone, of what f16 copies are computed with.
-/// Averages of the weights follow all of them on one rank.
+/// Averages of the weights follow all of them on one rank, and with LoRA few are trained.
 pub(in crate::train) fn divides_weights(config: &Config, ranks: usize) -> bool {
     let mixed = config.device.precision == Precision::Mixed;
-    ranks > 1 && config.train.shard_optimizer && mixed && config.train.ema_decay == 0.0
+    let all = config.train.ema_decay == 0.0 && config.lora.rank == 0;
+    ranks > 1 && config.train.shard_optimizer && mixed && all
 }
 
 /// How many numbers of a model of this shape are trained on each of so many ranks, and remembered by all of them,
@@ -92,14 +93,13 @@ pub(in crate::train) fn divides_weights(config: &Config, ranks: usize) -> bool {
 /// # Errors
 /// If there is no such model, or it cannot be adapted as asked.
 pub(in crate::train) fn trained(config: &Config, model: &ModelConfig, ranks: usize) -> Result<Trained> {
-    let lora = lora(config);
-    let (parameters, matrices) = match &lora {
-        None => (model.parameter_count(), model.block_matrices()),
-        Some(lora) => (adapters::count(lora, model)?, 0),
-    };
+    let adapted = lora(config).map(|lora| adapters::count(&lora, model)).transpose()?;
+    // Muon does not train adapters.
+    let (parameters, matrices) =
+        adapted.map_or((model.parameter_count(), model.block_matrices()), |(trained, _)| (trained, 0));
     let moments = |is_matrix, count| group(config, number(config, 0, is_matrix)).moment_bytes(count);
     let averages = if config.train.ema_decay > 0.0 { DType::F32.size_bytes() * parameters } else { 0 };
-    let divided = if lora.is_none() && divides_weights(config, ranks) { model.matmul_weights() } else { 0 };
+    let divided = if divides_weights(config, ranks) { model.matmul_weights() } else { 0 };
     let moment_bytes = moments(true, matrices) + moments(false, parameters - matrices) + averages;
     Ok(Trained {
         parameters,
@@ -108,7 +108,7 @@ pub(in crate::train) fn trained(config: &Config, model: &ModelConfig, ranks: usi
         layerwise: config.train.is_layerwise(),
         divided,
         elsewhere: divided.saturating_sub(parameters.div_ceil(ranks)),
-        frozen: lora.map(|lora| lora.base),
+        frozen: adapted.map(|(_, frozen)| frozen),
     })
 }
 

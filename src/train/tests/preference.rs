@@ -9,6 +9,8 @@ use crate::data::{Answer, Batch, IGNORE_INDEX, Label, Position};
 use crate::models::{LanguageModel, hf};
 use crate::optim::ParameterArena;
 use crate::train::evaluation::preference::{Counts, Preference, Totals};
+use crate::train::setup::init::first_model;
+use crate::train::setup::reference;
 use crate::train::step::micro_batch::Forward;
 use crate::train::step::ranks::{Sequences, Share};
 use crate::{DType, Device, Tensor};
@@ -219,6 +221,7 @@ fn check_gradients(
 fn a_model_without_its_adapters_is_the_reference() {
     for device in Device::for_tests() {
         let config = config("train.objective=dpo lora.rank=4");
+        assert!(!Preference::needs_copy(&config));
         let preference = Preference::new(&config, None).unwrap();
         let golden = Golden::read("preference/llama/golden");
         let mut model = load("llama");
@@ -246,5 +249,43 @@ fn a_model_without_its_adapters_is_the_reference() {
         let [own, other] = [&preference, &copied].map(|one| step(&mut *model, one, &config, &batches, 1).1.rewards());
         let (own, other) = (own.margin().unwrap(), other.margin().unwrap());
         assert!(own.abs() > 1e-2 && (own - other).abs() < 2e-5, "{device}: {own} {other}");
+    }
+}
+
+/// Modules that are trained in full are not what they were without the adapters; at first the copy is the model.
+#[test]
+fn a_model_with_modules_in_full_is_compared_with_a_copy() {
+    for (device, base) in Device::for_tests().into_iter().flat_map(|device| [(device.clone(), "f32"), (device, "f16")])
+    {
+        if base == "f16" && device.is_gpu() && !device.has_f16() {
+            continue;
+        }
+        let settings = "train.objective=dpo lora.rank=4 lora.dora=true lora.modules_to_save=norm,embed_tokens";
+        let mut config = config(&format!("{settings} lora.base_dtype={base}"));
+        config.model.init = folder().join("preference/llama").display().to_string();
+        assert!(Preference::needs_copy(&config));
+        let shape = load("llama").config().clone();
+        let preference = reference::preference(&config, &shape, &device).unwrap().unwrap();
+        let mut model = first_model(&config, &shape, None).unwrap();
+        let arena = ParameterArena::new(&mut *model, &device, DType::F32).unwrap();
+        let golden = Golden::read("preference/llama/golden");
+        let batches = [batch(&pairs(&golden, "dpo"), 1)];
+        let (loss, _, gradients) = step(&mut *model, &preference, &config, &batches, 1);
+        assert!((loss - std::f32::consts::LN_2).abs() < 1e-6, "{device} {base}: {loss}");
+        assert!(gradients.contains_key("norm.weight") && gradients.contains_key("embed_tokens.weight"));
+        model.visit_parameters("", &mut |name, parameter| {
+            if name == "norm.weight" {
+                let values: Vec<f32> = (0..parameter.len()).map(|i| 1.0 + 0.3 * (i as f32).sin()).collect();
+                parameter.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+            }
+        });
+        arena.zero_gradients();
+        let mut copy = load("llama");
+        copy.to_device(&device).unwrap();
+        let copied = Preference::new(&config, Some(copy)).unwrap();
+        let [own, other] = [&preference, &copied].map(|one| step(&mut *model, one, &config, &batches, 1).1.rewards());
+        let (own, other) = (own.margin().unwrap(), other.margin().unwrap());
+        let most = if base == "f16" { 2e-3 } else { 2e-5 };
+        assert!(own.abs() > 5e-3 && (own - other).abs() < most, "{device} {base}: {own} {other}");
     }
 }

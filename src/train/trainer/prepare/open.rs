@@ -111,6 +111,7 @@ pub(in crate::train::trainer) fn adapters(config: &Config, parameters: &Paramete
         scale: lora.scale(),
         dora: lora.dora,
         targets: lora.targets,
+        modules_to_save: lora.modules_to_save,
         base: lora.base.name(),
     })
 }
