@@ -135,7 +135,9 @@ mod tests {
         // keys; of a Llama SwiGLU and RoPE too. Beside those the embedding, the last norm, the head, and the draw.
         let qwen3 = testing::small_llama("qwen3");
         for (config, prompts) in [(&gpt2, &[(127, 5), (128, 6)][..]), (&qwen3, &[(3, 7)])] {
-            let dry_run = DryRun::new(Limits::WEBGPU_DEFAULT);
+            // One that binds the embedding as a whole.
+            let limits = Limits { binding_bytes: 1 << 30, buffer_bytes: 1 << 30, ..Limits::WEBGPU_DEFAULT };
+            let dry_run = DryRun::new(limits);
             let device = Device::DryRun(dry_run.clone());
             let mut model = build(config, 1).unwrap();
             model.to_device(&device).unwrap();

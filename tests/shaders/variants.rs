@@ -8,6 +8,7 @@ use rustyflow::ops::random::Key;
 use rustyflow::ops::{Criterion, Heads, cases};
 use rustyflow::optim::{AdjustLr, ArenaOptions, Group, Kind, MomentDtype, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
+use rustyflow::testing::buffers::with_bindings_of;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -154,6 +155,16 @@ fn quantized(device: &Device) {
     }
 }
 
+/// Rows of tables that no binding holds.
+fn cut_tables(device: &Device) {
+    for width in [12, 7] {
+        let cut = || zeros(&[600, width], DType::F32, &Device::Cpu).to_device(device);
+        let table = with_bindings_of(300 * width, cut).unwrap().detach().requires_grad().unwrap();
+        let y = table.embedding(&zeros(&[3], DType::U32, device)).unwrap();
+        y.backward_with(&zeros(y.shape(), DType::F32, device)).unwrap();
+    }
+}
+
 /// A training step of models with dropout under each optimizer: a small GPT-2, one without biases and a head of its
 /// own, one of GPT-2's vocabulary and head size, and Llamas with a window.
 fn model_steps(device: &Device) {
@@ -286,6 +297,7 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     }
     plan(limits.clone(), &model_steps);
     plan(limits.clone(), &quantized);
+    plan(limits.clone(), &cut_tables);
     for (kernel, plan) in &plans {
         check_plan(kernel, plan, limits);
     }

@@ -27,7 +27,7 @@ impl Lora {
     /// Names of the parameters of `modules_to_save`, as the model names them.
     ///
     /// # Errors
-    /// If a name means no module, or one that is part of a fused weight, has an adapter or is a tied head.
+    /// If a name matches no module, or one that is part of a fused weight, has an adapter or is a tied head.
     pub(super) fn parameters_to_save(&self, model: &mut dyn LanguageModel) -> Result<HashSet<String>> {
         if self.modules_to_save.is_empty() {
             return Ok(HashSet::new());

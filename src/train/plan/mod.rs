@@ -117,7 +117,9 @@ impl Plan {
                 )));
             }
             if let Some(adapter) = device.adapter().filter(|_| !by_rows) {
-                check_limit(name.to_string(), *bytes, device.limits().binding_bytes, &adapter.name, hint)?;
+                let limits = device.limits();
+                let most = limits.binding_bytes.min(limits.buffer_bytes);
+                check_limit(name.to_string(), *bytes, most, &adapter.name, hint)?;
             }
         }
         Ok(())

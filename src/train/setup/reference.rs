@@ -21,7 +21,7 @@ pub(in crate::train) fn preference(
     Ok(Preference::new(config, copy))
 }
 
-/// The initial model, in the precision of training. Beside adapters it has their types of frozen weights.
+/// The initial model, in the precision of training. With LoRA, frozen weights keep `lora.base_dtype`.
 fn initial(config: &Config, shape: &ModelConfig, device: &Device) -> Result<Box<dyn LanguageModel>> {
     let mut model = match device.has_values() {
         true => first_model(config, shape, None).map_err(|error| match error {

@@ -2,6 +2,7 @@
 
 use super::recompute::{configuration, gpt2_124m, outcome, run};
 use crate::Device;
+use crate::gpu::Limits;
 use crate::profile::MemoryKind;
 use crate::testing::buffers::with_at_most;
 use crate::train::plan::Footprint;
@@ -97,7 +98,9 @@ fn a_run_may_change_when_it_updates() {
 fn gradients_take_the_memory_of_a_few_layers() {
     let dir = tempfile::tempdir().unwrap();
     let shape = gpt2_124m(64);
-    let dry_run = crate::tensor::DryRun::new(crate::gpu::Limits::WEBGPU_DEFAULT);
+    // One that binds the table as a whole.
+    let limits = Limits { binding_bytes: 1 << 30, buffer_bytes: 1 << 30, ..Limits::WEBGPU_DEFAULT };
+    let dry_run = crate::tensor::DryRun::new(limits);
     for device in [Device::Cpu, Device::DryRun(dry_run)] {
         let of = |update: &str| {
             let settings = [&format!("train.update={update}"), ONE_PASS, "model.dropout=0", "model.block_size=64"];

@@ -199,9 +199,9 @@ impl PendingSnapshot {
         Ok(Snapshot {
             carried: (!carried.is_empty()).then(|| carried::encode(&carried).and_then(of_all)).transpose()?,
             weights: weights(values),
-            moments: moments.map(|moments| match self.further.moments {
-                further if further.is_empty() => Moments::new(parameters, moments),
-                further => Moments::new(parameters, moments.into_iter().chain(further).collect()).joined(),
+            moments: moments.map(|moments| {
+                let further = self.further.moments;
+                Moments::new(parameters, moments.into_iter().chain(further).collect())
             }),
             pretrained,
             state: self.state,

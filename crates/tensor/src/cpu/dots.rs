@@ -1,5 +1,5 @@
-//! Products of blocks of 8 or 4 bits with numbers of 8 bits, exact in integers, for matrices that are read faster than
-//! their values could be computed.
+//! Integer dot products of blocks of 8 or 4 bits with numbers of 8 bits, for GEMMs that are bound by reading a
+//! quantized matrix.
 //!
 //! A block of 32 products is added up in sixteen lanes, each of two neighbours, and the lanes in f32 times a scale.
 //! Several rows are multiplied at a time, because memory answers several reads as fast as one:
@@ -11,7 +11,6 @@
 
 use super::lanes::total;
 use super::vectorized;
-use pulp::Arch;
 
 /// Products that share a scale.
 pub const BLOCK: usize = 32;
@@ -68,10 +67,8 @@ macro_rules! for_blocks {
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
-use for_blocks;
 
-/// What is to be computed by whoever multiplies fastest. Callees must be `#[inline(always)]`.
+/// Work that is generic over the vector extension. Callees must be `#[inline(always)]`.
 pub trait WithDots {
     fn run(self, dots: impl Dots);
 }
@@ -79,19 +76,19 @@ pub trait WithDots {
 /// Runs it with the widest vector extension that this processor supports.
 #[inline(always)]
 pub fn with_dots(body: impl WithDots) {
-    match Arch::new() {
-        #[cfg(target_arch = "x86_64")]
-        Arch::V4(simd) => simd.vectorize(InSimd { dots: x86::V4(simd), body }),
-        #[cfg(target_arch = "x86_64")]
-        Arch::V3(simd) => simd.vectorize(InSimd { dots: x86::V3(simd), body }),
-        _ => vectorized(
-            #[inline(always)]
-            || body.run(Plain),
-        ),
+    #[cfg(target_arch = "x86_64")]
+    match pulp::Arch::new() {
+        pulp::Arch::V4(simd) => return simd.vectorize(InSimd { dots: x86::V4(simd), body }),
+        pulp::Arch::V3(simd) => return simd.vectorize(InSimd { dots: x86::V3(simd), body }),
+        _ => {}
     }
+    vectorized(
+        #[inline(always)]
+        || body.run(Plain),
+    );
 }
 
-/// Loops that compilers make vectors of, where there are no instructions for it here.
+/// Portable loops, which compilers vectorize.
 #[derive(Clone, Copy)]
 struct Plain;
 
@@ -152,7 +149,7 @@ impl<D: Dots, B: WithDots> pulp::NullaryFnOnce for InSimd<D, B> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Codes4, Codes8, Dots, GROUP, Lanes, Numbers, for_blocks};
+    use super::{Codes4, Codes8, Dots, GROUP, Lanes, Numbers};
     use pulp::cast;
     use std::arch::x86_64::{__m128, __m128i, __m256, __m256i, __m512, __m512i};
 
@@ -169,12 +166,12 @@ mod x86 {
             x: &[Numbers],
             scales: &[[f32; GROUP]; R],
         ) {
-            let mut sums: [__m512; R] = lanes.map(|lanes| cast(lanes));
+            let mut sums: [__m512; R] = lanes.map(cast);
             for_blocks!(w, x, scales, |row, w, x, scale| {
                 let words = self.0.avx512bw._mm512_cvtepi8_epi16(cast(*w));
                 sums[row] = self.add(sums[row], self.0.avx512bw._mm512_madd_epi16(words, cast(*x)), scale);
             });
-            *lanes = sums.map(|sums| cast(sums));
+            *lanes = sums.map(cast);
         }
 
         #[inline(always)]
@@ -186,7 +183,7 @@ mod x86 {
             scales: &[[f32; GROUP]; R],
         ) {
             let (f, bw) = (self.0.avx512f, self.0.avx512bw);
-            let mut sums: [__m512; R] = lanes.map(|lanes| cast(lanes));
+            let mut sums: [__m512; R] = lanes.map(cast);
             for_blocks!(w, x, scales, |row, w, x, scale| {
                 let codes = f._mm512_cvtepu8_epi32(cast(*w));
                 // The higher four bits to the higher word.
@@ -195,7 +192,7 @@ mod x86 {
                 let words = bw._mm512_sub_epi16(words, f._mm512_set1_epi16(8));
                 sums[row] = self.add(sums[row], bw._mm512_madd_epi16(words, cast(*x)), scale);
             });
-            *lanes = sums.map(|sums| cast(sums));
+            *lanes = sums.map(cast);
         }
 
         #[inline(always)]
@@ -226,7 +223,7 @@ mod x86 {
             scales: &[[f32; GROUP]; R],
         ) {
             let avx2 = self.0.avx2;
-            let mut sums: [[__m256; 2]; R] = lanes.map(|lanes| cast(lanes));
+            let mut sums: [[__m256; 2]; R] = lanes.map(cast);
             for_blocks!(w, x, scales, |row, w, x, scale| {
                 let (w, x): ([__m128i; 2], [__m256i; 2]) = (cast(*w), cast(*x));
                 for half in 0..2 {
@@ -234,7 +231,7 @@ mod x86 {
                     sums[row][half] = self.add(sums[row][half], product, scale);
                 }
             });
-            *lanes = sums.map(|sums| cast(sums));
+            *lanes = sums.map(cast);
         }
 
         #[inline(always)]
@@ -246,7 +243,7 @@ mod x86 {
             scales: &[[f32; GROUP]; R],
         ) {
             let (avx, avx2) = (self.0.avx, self.0.avx2);
-            let mut sums: [[__m256; 2]; R] = lanes.map(|lanes| cast(lanes));
+            let mut sums: [[__m256; 2]; R] = lanes.map(cast);
             for_blocks!(w, x, scales, |row, w, x, scale| {
                 let (w, x): ([u64; 2], [__m256i; 2]) = (cast(*w), cast(*x));
                 for half in 0..2 {
@@ -257,7 +254,7 @@ mod x86 {
                     sums[row][half] = self.add(sums[row][half], avx2._mm256_madd_epi16(words, x[half]), scale);
                 }
             });
-            *lanes = sums.map(|sums| cast(sums));
+            *lanes = sums.map(cast);
         }
 
         #[inline(always)]

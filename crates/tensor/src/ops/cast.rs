@@ -89,7 +89,7 @@ impl Tensor {
 
     /// [`Tensor::to_dtype`] of a matrix in several buffers, to as many.
     fn parts_cast(&self, dtype: DType) -> Result<Tensor> {
-        let cast = self.empty_beside(dtype, MemoryKind::Activations)?;
+        let cast = self.empty_beside(dtype, MemoryKind::Parameters)?;
         let parts = self.row_parts().into_iter().zip(cast.row_parts());
         for ((_, from), (_, to)) in parts {
             from.cast_into(&to)?;

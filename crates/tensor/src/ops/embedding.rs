@@ -59,7 +59,7 @@ fn row_of(id: u32, rows: Option<&[u32]>) -> u32 {
     rows.map_or(id, |rows| rows.get(id as usize).copied().unwrap_or(u32::MAX))
 }
 
-/// The same among the rows from `first` on, as shaders count: what is not below their number is none of them.
+/// The same among the rows from `first` on, as shaders count: rows before `first` wrap around to large numbers.
 fn from_first(row: u32, first: usize) -> u32 {
     row.wrapping_sub(u32::try_from(first).expect("a row's number is an id"))
 }
@@ -368,6 +368,7 @@ impl Tensor {
 
     /// [`Tensor::embedding`] of a table in several buffers.
     fn embedding_of_parts(&self, ids: &Tensor) -> Result<Tensor> {
+        self.expect_leaf("embedding")?;
         let (parts, c) = (self.row_parts(), self.shape().last_dim());
         let mut y: Option<Tensor> = None;
         for (rows, part) in &parts {

@@ -269,8 +269,8 @@ struct Classifier {
     chunk: usize,
     /// Columns of the logits.
     columns: usize,
-    /// Rows of the weight that GEMMs take at a time, if not all: of one in several buffers those in each; of a quantized
-    /// one those whose values are in memory.
+    /// Rows of the weight that GEMMs take at a time, if not all: of one in several buffers those in each; of a
+    /// quantized one those whose values are in memory.
     slice: Option<usize>,
 }
 
@@ -285,6 +285,7 @@ impl Classifier {
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Classifier> {
+        weight.expect_leaf(op)?;
         let weight = match weight.dtype().is_quantized() && !is_read_in_chunks(weight) {
             true => weight.to_dtype(h.dtype())?,
             false => weight.clone(),

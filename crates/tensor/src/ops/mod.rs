@@ -14,6 +14,8 @@ mod cast;
 mod compare;
 mod conv;
 mod cross_entropy;
+#[cfg(test)]
+mod cut_matrices_tests;
 mod dims;
 mod dropout;
 mod embedding;

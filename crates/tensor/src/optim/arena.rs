@@ -9,8 +9,8 @@
 //! ```
 //! Values may lie in host memory (`offload.rs`); the device then has f32 copies of those that its kernels read.
 //!
-//! What the largest buffer of the device does not hold lies in several, cut between parameters at the same places in
-//! all arenas.
+//! What the largest buffer of the device does not hold lies in several, cut between parameters, and in tables larger
+//! than a binding between rows (`tensor/rows.rs`), at the same places in all arenas.
 
 use super::layout::{ALIGN, Entry, Layout, Segment, find};
 use super::optimizer::{bindable, slice};

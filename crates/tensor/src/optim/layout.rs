@@ -53,7 +53,7 @@ pub(super) struct Layout {
     pub trainable_len: usize,
     pub f32_len: usize,
     pub f16_len: usize,
-    /// Where between parameters the arenas of f32 parameters go on in another buffer; and that of f16.
+    /// Where the arenas of f32 parameters continue in the next buffer; and that of f16.
     pub f32_cuts: Vec<usize>,
     pub f16_cuts: Vec<usize>,
 }
@@ -137,8 +137,8 @@ impl Layout {
     }
 }
 
-/// Where parameters in the order of their places, the first at `begin`, go on in another buffer, so that none has more
-/// than so many elements; and where tables do, so that each part can be bound.
+/// Where parameters in the order of their places, the first at `begin`, continue in the next buffer, so that none has
+/// more than so many elements; and where tables do, so that each part can be bound.
 fn cuts<'a>(entries: impl Iterator<Item = &'a Entry>, mut begin: usize, most: usize, bindable: usize) -> Vec<usize> {
     let mut cuts = Vec::new();
     for entry in entries {

@@ -149,7 +149,7 @@ mod tests {
                     let bytes = |(moment, m): (Moment, &crate::Tensor)| (moment, Bytes::owned(m.to_bytes().unwrap()));
                     optimizer.moments().into_iter().map(bytes).collect::<Vec<_>>()
                 };
-                let joined = Moments::new(&arena, parts.iter().flat_map(of).collect()).joined().encode().unwrap();
+                let joined = Moments::new(&arena, parts.iter().flat_map(of).collect()).encode().unwrap();
                 let expected = Moments::new(&arena, of(&whole)).encode().unwrap();
                 assert_eq!(joined.len(), expected.len());
                 let saved = SavedMoments::new("a".as_ref(), &joined).unwrap();

@@ -358,24 +358,30 @@ impl<'a> SavedMoments<'a> {
 }
 
 impl Moments {
-    /// Those of these parameters, as [`Optimizer::moments`] gives them, each with its bytes.
-    pub fn new(parameters: &ParameterArena, tensors: Vec<(Moment, Bytes)>) -> Moments {
-        Moments { entries: parameters.entries.clone(), tensors }
-    }
-
-    /// The same with the parts of a moment that different ranks have joined.
-    pub fn joined(mut self) -> Moments {
+    /// Those of these parameters, as [`Optimizer::moments`] gives them, each with its bytes. Parts of a parameter, which
+    /// segments and ranks may have, are joined.
+    pub fn new(parameters: &ParameterArena, mut tensors: Vec<(Moment, Bytes)>) -> Moments {
+        let entries = parameters.entries.clone();
+        let ends_inside = |moment: &Moment| {
+            let is_inside = |entry: &Entry| entry.offset < moment.range.end && moment.range.end < entry.range().end;
+            entries.iter().any(|entry| entry.trainable && is_inside(entry))
+        };
         let is_next = |(a, bytes): &(Moment, Bytes), (b, others): &(Moment, Bytes)| {
             let records_are_alike = a.record(bytes.len()) == b.record(others.len());
             (a.rank, a.name, a.range.end) == (b.rank, b.name, b.range.start) && records_are_alike && !a.is_global()
         };
-        self.tensors.sort_by_key(|(moment, _)| (moment.rank, moment.name, moment.range.start));
-        let joined = self.tensors.chunk_by(is_next).map(|parts| {
-            let ((first, _), (last, _)) = (&parts[0], &parts[parts.len() - 1]);
-            let moment = Moment { range: first.range.start..last.range.end, ..first.clone() };
-            (moment, Bytes::owned(parts.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect()))
-        });
-        Moments { tensors: joined.collect(), entries: self.entries }
+        tensors.sort_by_key(|(moment, _)| (moment.rank, moment.name, moment.range.start));
+        let mut joined: Vec<(Moment, Bytes)> = Vec::new();
+        for next in tensors {
+            match joined.last_mut().filter(|last| is_next(last, &next) && ends_inside(&last.0)) {
+                Some((moment, bytes)) => {
+                    moment.range.end = next.0.range.end;
+                    bytes.append(&next.1);
+                }
+                None => joined.push(next),
+            }
+        }
+        Moments { entries, tensors: joined }
     }
 
     /// The contents of the file that [`SavedMoments`] reads.

@@ -1,6 +1,6 @@
 //! What holds for all that a thread computes while a closure runs: whether operations are recorded on the tape, whether
-//! layers use their adapters, who is shown the kernels, and where initial weights are made. Everything else a kernel depends on comes with its tensors'
-//! device.
+//! layers use their adapters, who is shown the kernels, and where initial weights are made. Everything else a kernel
+//! depends on comes with its tensors' device.
 
 use super::{Device, Tensor};
 use std::cell::{Cell, RefCell};

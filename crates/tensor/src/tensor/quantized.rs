@@ -232,7 +232,7 @@ pub(crate) fn decode_step(dtype: DType, words: &[u32], parts: Parts, first: usiz
 pub(crate) fn widened(bits: u32) -> f32 {
     // f32's exponents begin 112 lower.
     let magnitude = ((bits & 0x7fff) << 13) + (112 << 23);
-    // Those without a leading one get it, and lose it again: as numbers of f32 without one they would be slow.
+    // Subnormal ones: the implicit bit is added and subtracted, because arithmetic on subnormal f32 is slow.
     let tiny = f32::from_bits(magnitude + (1 << 23)) - f32::from_bits(113 << 23);
     let magnitude = if bits & 0x7c00 == 0 { tiny.to_bits() } else { magnitude };
     f32::from_bits(magnitude | (bits & 0x8000) << 16)

@@ -99,6 +99,16 @@ impl Bytes {
     pub fn owned(bytes: Vec<u8>) -> Bytes {
         Bytes(Memory::Owned(bytes))
     }
+
+    /// Adds further ones behind them, in memory of their own.
+    pub(crate) fn append(&mut self, others: &[u8]) {
+        let mut bytes = match std::mem::replace(&mut self.0, Memory::Owned(Vec::new())) {
+            Memory::Owned(bytes) => bytes,
+            Memory::Mapped(bytes) => bytes.to_vec(),
+        };
+        bytes.extend_from_slice(others);
+        self.0 = Memory::Owned(bytes);
+    }
 }
 
 impl Deref for Bytes {

@@ -4,7 +4,7 @@
 use super::source::not_in_memory;
 use super::{Device, Edge, Readback, Spec, Storage, Tensor};
 use crate::profile::MemoryKind;
-use crate::{DType, Error, Result};
+use crate::{DType, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -139,11 +139,7 @@ impl Tensor {
     /// Fails for what lies in several buffers, or in no memory: no kernel takes it.
     pub(super) fn expect_in_one_buffer(&self, op: &'static str) -> Result<()> {
         match self.storage() {
-            Storage::Segments(_) => Err(Error::Shape {
-                op,
-                expected: "a tensor in one buffer".into(),
-                got: format!("{} in several", self.spec()),
-            }),
+            Storage::Segments(_) => Err(self.larger_than_a_binding(op)),
             Storage::Unread(_) => Err(not_in_memory(op, self.spec())),
             _ => Ok(()),
         }

@@ -3,6 +3,7 @@
 use super::{Adapter, CONFIG, PREFIX};
 use crate::models::ModelConfig;
 use crate::models::hf::StoredTensor;
+use crate::models::lora::module_of;
 use crate::{Result, Shape};
 use std::collections::HashSet;
 
@@ -67,7 +68,9 @@ impl Adapter {
 
     /// Checks that there are tensors of each of `modules_to_save`.
     pub(super) fn check_modules_to_save(&self) -> Result<()> {
-        let is_missing = |module: &&String| !self.files.names().any(|name| name.contains(&format!("{module}.")));
+        // PEFT goes by the end of names, in which `norm` is an end of `k_norm` too.
+        let is_of = |name: &str, module: &str| !name.contains(".lora_") && module_of(name).ends_with(module);
+        let is_missing = |module: &&String| !self.files.names().any(|name| is_of(name, module));
         match self.config.modules_to_save.iter().flatten().find(is_missing) {
             None => Ok(()),
             Some(module) => {

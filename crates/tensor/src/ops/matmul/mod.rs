@@ -7,13 +7,12 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! The CPU uses the crate `gemm-f32` (`cpu.rs`; `few_rows.rs` for few rows), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
+//! The CPU uses the crate `gemm-f32` (`cpu.rs`), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
 //! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the measurements
 //! (timed by `timing.rs`), `tuned.rs` the resulting speedups.
 
 mod autotune;
 mod cpu;
-mod few_rows;
 pub(super) mod matvec;
 mod plan;
 mod select;
@@ -33,7 +32,6 @@ use super::*;
 use crate::cpu::with_scratch;
 use crate::gpu::{Limits, Plan};
 use crate::tensor::{Edge, Grads, no_grad, run};
-use std::ops::Range;
 
 /// Fused computation on the result before it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -167,15 +165,10 @@ impl Kernel for MatMul {
         let factors = if self.epilogue == Epilogue::Multiply { inputs[2 + self.bias as usize].f32() } else { empty };
         let activated = activated.first_mut().map_or(&mut [][..], |output| output.f32());
         let a = inputs[0].f32();
-        let few_rows = matvec::is_for(self, &d) && self.epilogue == Epilogue::None;
         if !inputs[1].spec.dtype.is_quantized() {
-            let operands = cpu::Operands { a, b: inputs[1].f32(), bias, factors };
-            return match few_rows {
-                true => few_rows::compute(self, &d, operands, y.f32()),
-                false => cpu::compute(self, &d, operands, y.f32(), activated),
-            };
+            return cpu::compute(self, &d, cpu::Operands { a, b: inputs[1].f32(), bias, factors }, y.f32(), activated);
         }
-        if self.trans_b && few_rows {
+        if self.trans_b && matvec::is_for(self, &d) && self.epilogue == Epilogue::None {
             return quantized::few_rows(&inputs[1], a, bias, self.accumulate, y.f32());
         }
         with_scratch(d.n * d.k, |b| {
@@ -316,17 +309,34 @@ impl Tensor {
         if weight.shape().len() != 2 {
             return Err(shape_error("linear_to_f32", "a weight of two dimensions", weight.shape()));
         }
-        let op = MatMul { trans_b: true, bias: bias.is_some(), ..MatMul::default() };
-        let of_rows = |(rows, weight): &(Range<usize>, Tensor)| {
-            let bias = bias.map(|bias| bias.rows(rows.start, rows.len()));
-            let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(&bias).collect();
-            Ok(run(&op, &inputs)?.remove(0))
-        };
-        let columns = weight.row_parts().iter().map(of_rows).collect::<Result<Vec<Tensor>>>()?;
-        match columns.as_slice() {
-            [all] => Ok(all.clone()),
-            parts => no_grad(|| Tensor::cat(&parts.iter().collect::<Vec<_>>(), self.shape().len() - 1)),
+        if weight.is_in_parts() {
+            let of_rows = |weight: &Tensor, bias: Option<&Tensor>| self.linear_to_f32(weight, bias);
+            return no_grad(|| self.linear_by_parts("linear_to_f32", weight, bias, &of_rows));
         }
+        let op = MatMul { trans_b: true, bias: bias.is_some(), ..MatMul::default() };
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        Ok(run(&op, &inputs)?.remove(0))
+    }
+
+    /// What `of_rows` gives for the rows in each buffer of a weight (N, K) and their part of the bias, side by side.
+    fn linear_by_parts(
+        &self,
+        op: &'static str,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        of_rows: &dyn Fn(&Tensor, Option<&Tensor>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        weight.expect_leaf(op)?;
+        let outputs = weight.shape()[0];
+        if let Some(bias) = bias.filter(|bias| bias.shape()[..] != [outputs]) {
+            return Err(shape_error(op, format!("a bias of shape ({outputs})"), bias.shape()));
+        }
+        let columns = weight.row_parts().into_iter().map(|(rows, weight)| {
+            let bias = bias.map(|bias| bias.narrow(0, rows.start, rows.len())).transpose()?;
+            of_rows(&weight, bias.as_ref())
+        });
+        let columns = columns.collect::<Result<Vec<Tensor>>>()?;
+        Tensor::cat(&columns.iter().collect::<Vec<_>>(), self.shape().len() - 1)
     }
 
     /// `self weight + bias`: (..., K) -> (..., N) with a weight (K, N), the layout of GPT-2's `Conv1D`; or, with
@@ -337,6 +347,9 @@ impl Tensor {
     pub fn linear(&self, weight: &Tensor, outputs_first: bool, bias: Option<&Tensor>) -> Result<Tensor> {
         if weight.shape().len() != 2 {
             return Err(shape_error("linear", "a weight of two dimensions", weight.shape()));
+        }
+        if outputs_first && weight.is_in_parts() {
+            return self.linear_by_parts("linear", weight, bias, &|weight, bias| self.linear(weight, true, bias));
         }
         let op = MatMul { trans_b: outputs_first, bias: bias.is_some(), out: self.dtype(), ..MatMul::default() };
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();

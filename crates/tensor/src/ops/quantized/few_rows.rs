@@ -16,6 +16,9 @@ const ROWS: usize = 4;
 /// a (M, K) times the transpose of a quantized matrix (N, K), plus the bias if it is not empty: (M, N), added to y if
 /// asked.
 pub(in crate::ops) fn few_rows(matrix: &View, a: &[f32], bias: &[f32], accumulate: bool, y: &mut [f32]) {
+    if y.is_empty() {
+        return;
+    }
     let (n, k) = (matrix.spec.shape.rows(), matrix.spec.shape.last_dim());
     let (m, dtype) = (a.len() / k, matrix.spec.dtype);
     let matrix = Matrix { dtype, words: matrix.words(), parts: Parts::of(dtype, n * k), k };
@@ -80,7 +83,7 @@ impl In8Bits {
             #[inline(always)]
             || {
                 for (x, (codes, scale)) in blocks.iter().zip(out) {
-                    // What is no number makes the block's sum none.
+                    // A NaN or an infinity makes the block's sum NaN.
                     let mut largest = 0.0;
                     for x in x {
                         largest = if x.abs() > largest || x.is_nan() { x.abs() } else { largest };
@@ -108,19 +111,26 @@ struct ByCodes<'a> {
 impl WithDots for ByCodes<'_> {
     #[inline(always)]
     fn run(self, dots: impl Dots) {
-        let mut out = self.out.chunks_mut(self.a.len() * ROWS).enumerate();
-        for (i, out) in &mut out {
-            let first = self.first + i * ROWS;
-            match out.len() == self.a.len() * ROWS {
-                true => multiply::<ROWS>(dots, self.matrix, first, self.a, out),
-                false => {
-                    for (i, out) in out.chunks_mut(self.a.len()).enumerate() {
-                        multiply::<1>(dots, self.matrix, first + i, self.a, out);
-                    }
-                }
-            }
+        let m = self.a.len();
+        let whole = self.out.len() / (ROWS * m) * ROWS;
+        let (groups, rest) = self.out.split_at_mut(whole * m);
+        for (i, out) in groups.chunks_exact_mut(ROWS * m).enumerate() {
+            multiply::<ROWS>(dots, self.matrix, self.first + i * ROWS, self.a, out);
+        }
+        for (i, out) in rest.chunks_exact_mut(m).enumerate() {
+            multiply::<1>(dots, self.matrix, self.first + whole + i, self.a, out);
         }
     }
+}
+
+/// So many blocks from each of these places on.
+#[inline(always)]
+fn blocks_at<T, const R: usize>(codes: &[T], at: [usize; R], count: usize) -> [&[T]; R] {
+    let mut blocks = [&codes[..0]; R];
+    for (blocks, at) in blocks.iter_mut().zip(at) {
+        *blocks = &codes[at..][..count];
+    }
+    blocks
 }
 
 /// The products of R rows of the matrix with those of a: (R, M).
@@ -142,20 +152,13 @@ fn multiply<const R: usize>(dots: impl Dots, matrix: &Matrix, first: usize, a: &
                     *scale = widened(u32::from(*of_w)) * of_x;
                 }
             }
+            let at: [usize; R] = std::array::from_fn(block);
             if dtype == DType::Q8_0 {
                 let (codes, _) = bytemuck::cast_slice::<u32, i8>(words).as_chunks::<BLOCK>();
-                let mut w = [&codes[..0]; R];
-                for row in 0..R {
-                    w[row] = &codes[block(row)..][..x.len()];
-                }
-                dots.add_8(&mut lanes, w, x, &scales);
+                dots.add_8(&mut lanes, blocks_at(codes, at, x.len()), x, &scales);
             } else {
                 let (codes, _) = bytemuck::cast_slice::<u32, u8>(words).as_chunks::<{ BLOCK / 2 }>();
-                let mut w = [&codes[..0]; R];
-                for row in 0..R {
-                    w[row] = &codes[block(row)..][..x.len()];
-                }
-                dots.add_4(&mut lanes, w, x, &scales);
+                dots.add_4(&mut lanes, blocks_at(codes, at, x.len()), x, &scales);
             }
         }
         for row in 0..R {

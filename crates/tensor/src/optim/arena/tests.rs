@@ -75,7 +75,7 @@ fn parameters_in_several_buffers_are_updated_averaged_and_saved_as_in_one() {
                     let halves = arena.halves.as_ref().map_or(Vec::new(), |halves| halves.to_f32().unwrap());
                     let moments = optimizer.moments().into_iter();
                     let moments = moments.map(|(m, tensor)| (m, Bytes::owned(tensor.to_bytes().unwrap())));
-                    let saved = Moments::new(&arena, moments.collect()).joined().encode().unwrap();
+                    let saved = Moments::new(&arena, moments.collect()).encode().unwrap();
                     let weights = arena.values().to_f32().unwrap();
                     // Through the parameters, each where it lies in its buffer.
                     arena.zero_gradients();
