@@ -1,4 +1,4 @@
-//! `rustyflow reproduce`: trains by a recipe and compares what comes of it with what the recipe states.
+//! `rustyflow reproduce`: reruns a recipe and compares the results with those that it states.
 
 use super::interrupt::{Interrupted, Interrupts};
 use super::train::{Context, show_json, show_progress, train_and_show};

@@ -1,4 +1,4 @@
-//! `rustyflow bench tune`: the matmul kernels of this adapter, measured at length and kept.
+//! `rustyflow bench tune`: autotunes the GEMMs of this adapter and caches the result.
 
 use crate::Device;
 use crate::bench::{Sizes, compare_tunings};

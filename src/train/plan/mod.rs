@@ -117,9 +117,7 @@ impl Plan {
                 )));
             }
             if let Some(adapter) = device.adapter().filter(|_| !by_rows) {
-                let limits = device.limits();
-                let most = limits.binding_bytes.min(limits.buffer_bytes);
-                check_limit(name.to_string(), *bytes, most, &adapter.name, hint)?;
+                check_limit(name.to_string(), *bytes, device.limits().matrix_bytes(), &adapter.name, hint)?;
             }
         }
         Ok(())

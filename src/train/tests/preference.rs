@@ -243,13 +243,17 @@ fn a_model_without_its_adapters_is_the_reference() {
             }
         });
         arena.zero_gradients();
-        let mut copy = load("llama");
-        copy.to_device(&device).unwrap();
-        let copied = Preference::new(&config, Some(copy)).unwrap();
-        let [own, other] = [&preference, &copied].map(|one| step(&mut *model, one, &config, &batches, 1).1.rewards());
-        let (own, other) = (own.margin().unwrap(), other.margin().unwrap());
+        let [own, other] = margins(&mut *model, &preference, &config, &batches);
         assert!(own.abs() > 1e-2 && (own - other).abs() < 2e-5, "{device}: {own} {other}");
     }
+}
+
+/// The margins with this reference, and with a copy of the model of the goldens.
+fn margins(model: &mut dyn LanguageModel, preference: &Preference, config: &Config, batches: &[Batch]) -> [f64; 2] {
+    let mut copy = load("llama");
+    copy.to_device(&model.device()).unwrap();
+    let copied = Preference::new(config, Some(copy)).unwrap();
+    [preference, &copied].map(|one| step(model, one, config, batches, 1).1.rewards().margin().unwrap())
 }
 
 /// Modules that are trained in full are not what they were without the adapters; at first the copy is the model.
@@ -280,11 +284,7 @@ fn a_model_with_modules_in_full_is_compared_with_a_copy() {
             }
         });
         arena.zero_gradients();
-        let mut copy = load("llama");
-        copy.to_device(&device).unwrap();
-        let copied = Preference::new(&config, Some(copy)).unwrap();
-        let [own, other] = [&preference, &copied].map(|one| step(&mut *model, one, &config, &batches, 1).1.rewards());
-        let (own, other) = (own.margin().unwrap(), other.margin().unwrap());
+        let [own, other] = margins(&mut *model, &preference, &config, &batches);
         let most = if base == "f16" { 2e-3 } else { 2e-5 };
         assert!(own.abs() > 5e-3 && (own - other).abs() < most, "{device} {base}: {own} {other}");
     }

@@ -12,7 +12,7 @@ mod simd;
 mod transpose;
 
 pub use buffer::{CpuSlice, memory, reset_peak_memory};
-pub use dots::{BLOCK, Dots, GROUP, WithDots, with_dots};
+pub use dots::{BLOCK, Dots, Numbers, WithDots, with_dots};
 pub use gemm::{Matrix, Tile, packed_tiles, product, tiles};
 pub use lanes::{map_and_sum, maximum, minimum, product_of, sum_of};
 pub use panels::{PANEL, Places, ROWS, pack_panel, packed_len, panel_product, panel_width};

@@ -277,6 +277,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The most bytes of a matrix that lies in one buffer and is bound as a whole.
+    #[doc(hidden)]
+    pub fn matrix_bytes(&self) -> u64 {
+        self.binding_bytes.min(self.buffer_bytes)
+    }
+
     /// The CPU's limits: unlimited bindings, no tensor cores.
     pub const CPU: Limits = Limits {
         binding_bytes: u64::MAX,

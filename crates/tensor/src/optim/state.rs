@@ -358,8 +358,8 @@ impl<'a> SavedMoments<'a> {
 }
 
 impl Moments {
-    /// Those of these parameters, as [`Optimizer::moments`] gives them, each with its bytes. Parts of a parameter, which
-    /// segments and ranks may have, are joined.
+    /// Those of these parameters, as [`Optimizer::moments`] gives them, each with its bytes. Parts of a parameter,
+    /// which segments and ranks may have, are joined.
     pub fn new(parameters: &ParameterArena, mut tensors: Vec<(Moment, Bytes)>) -> Moments {
         let entries = parameters.entries.clone();
         let ends_inside = |moment: &Moment| {

@@ -23,8 +23,7 @@ pub(crate) fn most_bindable(device: &Device, dtype: DType) -> usize {
     if let Some(most) = crate::testing::buffers::most_bindable() {
         return most;
     }
-    let limits = device.limits();
-    usize::try_from(limits.binding_bytes.min(limits.buffer_bytes)).unwrap_or(usize::MAX) / dtype.size_bytes()
+    usize::try_from(device.limits().matrix_bytes()).unwrap_or(usize::MAX) / dtype.size_bytes()
 }
 
 /// Fails for a quantized matrix that no binding takes: it cannot be cut.
@@ -36,9 +35,7 @@ fn expect_bindable(spec: &Spec, device: &Device) -> Result<()> {
 }
 
 fn too_large(what: String, spec: &Spec, device: &Device, hint: &str) -> Error {
-    let limits = device.limits();
-    let most = limits.binding_bytes.min(limits.buffer_bytes);
-    let [needed, limit] = units::unequal_bytes([spec.size_bytes() as u64, most]);
+    let [needed, limit] = units::unequal_bytes([spec.size_bytes() as u64, device.limits().matrix_bytes()]);
     let adapter = device.adapter().map_or("the device".to_string(), |adapter| adapter.name.clone());
     Error::GpuLimit { what, needed, adapter, limit, hint: format!("{hint}, or --device cpu") }
 }
