@@ -36,67 +36,33 @@ struct Gemm {
     extra: Vec<(&'static str, Value)>,
 }
 
+/// The operands, the result, what the epilogue multiplies by or writes besides, and a bias or column sums.
+type Operands = [GpuSlice; 5];
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [file, size, layout, tile, extra @ ..] = &args[..] else {
         eprintln!("usage: gemm_lab TEMPLATE MxNxK nn|nt|tn|tt BMxBNxBKxTMxTN [key=value ...]");
         std::process::exit(2);
     };
-    let source = std::fs::read_to_string(file).expect("the template is readable");
-    let gemm = Gemm {
-        shader: Shader { name: "gemm_lab", source: source.leak(), checked: false },
-        sizes: numbers(size).expect("MxNxK"),
-        trans_a: layout.starts_with('t'),
-        trans_b: layout.ends_with('t'),
-        tile: numbers(tile).expect("BMxBNxBKxTMxTN"),
-        extra: extra.iter().map(|pair| template_value(pair)).collect(),
-    };
+    let gemm = Gemm::parse(file, size, layout, tile, extra);
     let cache = std::env::var_os("GEMM_LAB_CACHE").map(Into::into);
     let gpu = Gpu::open(&AdapterChoice { allow_software: true, cache, ..AdapterChoice::default() }).expect("a GPU");
 
     let [m, n, k] = gemm.sizes;
-    let [of_operands, of_result] = ["T_in", "T_out"].map(|name| gemm.is_f16(name));
-    let splits = gemm.int("splits", 1);
-    let (a, b) = (uniform(m * k, 1, of_operands), uniform(k * n, 2, of_operands));
-    // The operands, the result, what the epilogue multiplies by or writes besides, and a bias or column sums.
-    let sets: Vec<[GpuSlice; 5]> = (0..gemm.int("sets", 1))
-        .map(|_| {
-            let [gpu_a, gpu_b] = [&a, &b].map(|values| upload(&gpu, values, of_operands));
-            let gpu_c = upload(&gpu, &vec![f32::NAN; splits * m * n], of_result);
-            [
-                gpu_a,
-                gpu_b,
-                gpu_c,
-                upload(&gpu, &vec![1.0; m * n], of_result),
-                upload(&gpu, &vec![0.0; splits * n], false),
-            ]
-        })
-        .collect();
+    let (a, b) = (uniform(m * k, 1, gemm.is_f16("T_in")), uniform(k * n, 2, gemm.is_f16("T_in")));
+    let sets: Vec<Operands> = (0..gemm.int("sets", 1)).map(|_| gemm.upload(&gpu, &a, &b)).collect();
     let turn = std::cell::Cell::new(0);
     let flops = 2.0 * (m * n * k) as f64;
     let (plan, cost) = (gemm.plan(), Cost { flops, bytes: 0.0 });
     let run = || {
-        let [gpu_a, gpu_b, gpu_c, matrix, row] = &sets[turn.replace(turn.get() + 1) % sets.len()];
-        let (mut inputs, mut outputs) = (vec![gpu_a, gpu_b], vec![gpu_c]);
-        inputs.extend(gemm.has("bias", "true").then_some(row));
-        inputs.extend(gemm.has("epilogue", "multiply").then_some(matrix));
-        outputs.extend(gemm.has("epilogue", "gelu").then_some(matrix));
-        outputs.extend(gemm.has("sums", "true").then_some(row));
+        let (inputs, outputs) = gemm.bind(&sets[turn.replace(turn.get() + 1) % sets.len()]);
         gpu.run("gemm", cost, plan.clone(), &inputs, &outputs).expect("the GPU works");
     };
 
     run();
-    // With GELU the result is its derivative, and GELU itself the other one.
-    let result = if gemm.has("epilogue", "gelu") { &sets[0][3] } else { &sets[0][2] };
-    let bytes = gpu.download(result).expect("read-back");
-    let partial: Vec<f32> = if of_result {
-        bytemuck::pod_collect_to_vec::<u8, half::f16>(&bytes).into_iter().map(f32::from).collect()
-    } else {
-        bytemuck::pod_collect_to_vec(&bytes)
-    };
-    let c: Vec<f32> = (0..m * n).map(|i| partial.iter().skip(i).step_by(m * n).sum()).collect();
-    let largest = if of_result { 2e-3 } else { 1e-4 };
-    let error = gemm.worst_error(&a, &b, &c);
+    let largest = if gemm.is_f16("T_out") { 2e-3 } else { 1e-4 };
+    let error = gemm.worst_error(&a, &b, &gemm.result(&gpu, &sets[0]));
     let (alone, in_a_row) = time(&gpu, &run);
     println!(
         "{} {:7.2} TFLOP/s {:8.3} ms, in a row {:8.3} ms  error {error:.1e}  {size} {layout} {tile} {}",
@@ -148,6 +114,58 @@ fn upload(gpu: &Gpu, values: &[f32], f16: bool) -> GpuSlice {
 }
 
 impl Gemm {
+    /// The GEMM of the command line.
+    ///
+    /// # Panics
+    /// If the template cannot be read, or an argument is malformed.
+    fn parse(file: &str, size: &str, layout: &str, tile: &str, extra: &[String]) -> Gemm {
+        let source = std::fs::read_to_string(file).expect("the template is readable");
+        Gemm {
+            shader: Shader { name: "gemm_lab", source: source.leak(), checked: false },
+            sizes: numbers(size).expect("MxNxK"),
+            trans_a: layout.starts_with('t'),
+            trans_b: layout.ends_with('t'),
+            tile: numbers(tile).expect("BMxBNxBKxTMxTN"),
+            extra: extra.iter().map(|pair| template_value(pair)).collect(),
+        }
+    }
+
+    /// A set of operands on the GPU; the result is NaN until a launch writes it.
+    fn upload(&self, gpu: &Gpu, a: &[f32], b: &[f32]) -> Operands {
+        let ([m, n, _], splits) = (self.sizes, self.int("splits", 1));
+        let [of_operands, of_result] = ["T_in", "T_out"].map(|name| self.is_f16(name));
+        [
+            upload(gpu, a, of_operands),
+            upload(gpu, b, of_operands),
+            upload(gpu, &vec![f32::NAN; splits * m * n], of_result),
+            upload(gpu, &vec![1.0; m * n], of_result),
+            upload(gpu, &vec![0.0; splits * n], false),
+        ]
+    }
+
+    /// The inputs and outputs of a launch, in the order of [`Gemm::buffers`].
+    fn bind<'a>(&self, [a, b, c, matrix, row]: &'a Operands) -> (Vec<&'a GpuSlice>, Vec<&'a GpuSlice>) {
+        let (mut inputs, mut outputs) = (vec![a, b], vec![c]);
+        inputs.extend(self.has("bias", "true").then_some(row));
+        inputs.extend(self.has("epilogue", "multiply").then_some(matrix));
+        outputs.extend(self.has("epilogue", "gelu").then_some(matrix));
+        outputs.extend(self.has("sums", "true").then_some(row));
+        (inputs, outputs)
+    }
+
+    /// The computed elements (M, N): the sum of the splits.
+    fn result(&self, gpu: &Gpu, [_, _, c, activated, _]: &Operands) -> Vec<f32> {
+        // With GELU the result is its derivative, and GELU itself the other one.
+        let bytes = gpu.download(if self.has("epilogue", "gelu") { activated } else { c }).expect("read-back");
+        let partial: Vec<f32> = if self.is_f16("T_out") {
+            bytemuck::pod_collect_to_vec::<u8, half::f16>(&bytes).into_iter().map(f32::from).collect()
+        } else {
+            bytemuck::pod_collect_to_vec(&bytes)
+        };
+        let [m, n, _] = self.sizes;
+        (0..m * n).map(|i| partial.iter().skip(i).step_by(m * n).sum()).collect()
+    }
+
     fn plan(&self) -> Plan {
         let ([m, n, k], [bm, bn, bk, ..]) = (self.sizes, self.tile);
         let (tiles_m, tiles_n) = (m.div_ceil(bm), n.div_ceil(bn));

@@ -66,6 +66,38 @@ fn kind(name: &str, settings: &HashMap<String, f64>) -> PyResult<Kind> {
     })
 }
 
+/// A group as the library takes it.
+fn group((name, settings, lr_scale, weight_decay): &GivenGroup) -> PyResult<Group> {
+    let group = Group::new(kind(name, settings)?, *weight_decay);
+    Ok(Group { lr_scale: *lr_scale, decays_vectors: true, ..group })
+}
+
+/// The parameters, each named by its number, with the layout that Muon requires of a matrix.
+fn numbered(parameters: &[(Py<PyTensor>, usize)], groups: &[Group]) -> PyResult<Vec<(String, Parameter)>> {
+    let mut numbered = Vec::new();
+    for (number, (object, group)) in parameters.iter().enumerate() {
+        let tensor = object.get().get();
+        if tensor.grad().is_none() {
+            let spec = tensor.spec();
+            let message =
+                format!("parameter {number}, {spec}, is no leaf that requires a gradient; leave frozen ones out");
+            return Err(PyValueError::new_err(message));
+        }
+        if parameters[..number].iter().any(|(other, _)| other.is(object)) {
+            return Err(PyValueError::new_err(format!("parameter {number} is given twice")));
+        }
+        let Some(group) = groups.get(*group) else {
+            return Err(PyValueError::new_err(format!("parameter {number} is of group {group}, which is not there")));
+        };
+        let mut parameter = Parameter::from(tensor.clone());
+        if let (Kind::Muon { .. }, &[outputs, _]) = (group.kind, &tensor.shape()[..]) {
+            parameter.linear = Some(LinearLayout { outputs_first: true, outputs: vec![outputs] });
+        }
+        numbered.push((number.to_string(), parameter));
+    }
+    Ok(numbered)
+}
+
 #[pymethods]
 impl PyOptimizer {
     /// Of (parameter, number of its group), each a leaf that requires a gradient, all on one device.
@@ -77,37 +109,9 @@ impl PyOptimizer {
         groups: Vec<GivenGroup>,
         max_norm: f64,
     ) -> PyResult<PyOptimizer> {
-        let mut kinds = Vec::new();
-        for (name, settings, lr_scale, weight_decay) in &groups {
-            let kind = kind(name, settings)?;
-            let group = Group::new(kind, *weight_decay);
-            kinds.push(Group { lr_scale: *lr_scale, decays_vectors: true, ..group });
-        }
-        let mut taken = Vec::new();
-        for (number, (parameter, group)) in parameters.iter().enumerate() {
-            let tensor = parameter.get().get();
-            if tensor.grad().is_none() {
-                let message = format!(
-                    "parameter {number}, {}, is no leaf that requires a gradient; leave frozen ones out",
-                    tensor.spec()
-                );
-                return Err(PyValueError::new_err(message));
-            }
-            if parameters[..number].iter().any(|(other, _)| other.is(parameter)) {
-                return Err(PyValueError::new_err(format!("parameter {number} is given twice")));
-            }
-            let Some(group) = kinds.get(*group) else {
-                return Err(PyValueError::new_err(format!(
-                    "parameter {number} is of group {group}, which is not there"
-                )));
-            };
-            let mut taken_as = Parameter::from(tensor.clone());
-            if let (Kind::Muon { .. }, &[outputs, _]) = (group.kind, &tensor.shape()[..]) {
-                taken_as.linear = Some(LinearLayout { outputs_first: true, outputs: vec![outputs] });
-            }
-            taken.push((number.to_string(), taken_as));
-        }
-        let Some((_, first)) = taken.first() else {
+        let groups = groups.iter().map(group).collect::<PyResult<Vec<Group>>>()?;
+        let named = numbered(&parameters, &groups)?;
+        let Some((_, first)) = named.first() else {
             return Err(PyValueError::new_err("an optimizer needs at least one parameter"));
         };
         let device = first.device();
@@ -115,13 +119,13 @@ impl PyOptimizer {
         let (state, values) = py
             .detach(|| {
                 let of_name = |name: &str, _: &Parameter| name.parse().map_or(0, |number: usize| group_of[number]);
-                if let Some((_, other)) = taken.iter().find(|(_, other)| !other.device().same(&device)) {
+                if let Some((_, other)) = named.iter().find(|(_, other)| !other.device().same(&device)) {
                     let (left, right) = (device.to_string(), other.device().to_string());
                     return Err(Error::DeviceMismatch { op: "optimizer", left, right });
                 }
-                let mut module = Parameters(taken);
+                let mut module = Parameters(named);
                 let arena = ParameterArena::grouped(&mut module, &device, DType::F32, &of_name)?;
-                let optimizer = Optimizer::with_groups(&arena, &|group| kinds[group], max_norm)?;
+                let optimizer = Optimizer::with_groups(&arena, &|group| groups[group], max_norm)?;
                 Ok((State { arena, optimizer }, module.0))
             })
             .or_raise()?;

@@ -121,17 +121,7 @@ pub fn time_training(
     // As many steps before the device is waited for as keep it busy.
     warm_up(device, &mut || (0..3).try_for_each(|_| step().map(drop)))?;
     device.profiler().take();
-    let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
-    for _ in 0..rounds {
-        let started = Instant::now();
-        for _ in 0..steps {
-            loss = Some(step()?);
-        }
-        device.synchronize()?;
-        let elapsed = started.elapsed().as_secs_f64();
-        total += elapsed;
-        seconds.push(elapsed / steps as f64);
-    }
+    let (mut seconds, loss) = time_rounds(device, steps, rounds, &mut step)?;
     let mut measured = device.profiler().take();
     if device.is_gpu() {
         // Timestamps around every kernel slow a step a little: these steps are not in the figures above.
@@ -142,8 +132,9 @@ pub fn time_training(
         device.begin_step(false);
         measured.kernels = device.profiler().take().kernels;
     }
+    let total: f64 = seconds.iter().sum();
     seconds.sort_by(f64::total_cmp);
-    let median = seconds[seconds.len() / 2];
+    let median = seconds[rounds / 2] / steps as f64;
     let memory = device.memory();
     let gib = memory.peak_bytes as f64 / (1u64 << 30) as f64;
     let report = Report::new(&measured, device.is_gpu(), total, 1.0, memory);
@@ -154,10 +145,29 @@ pub fn time_training(
         ms_per_step: 1e3 * median,
         tokens_per_s: (batch_size * context) as f64 / median,
         gib,
-        loss: loss.expect("at least one step ran").item()?,
+        loss: loss.item()?,
         host_share: report.host_share(),
         report,
     })
+}
+
+/// Seconds of each round of steps, and the loss of the last step.
+fn time_rounds(
+    device: &Device,
+    steps: usize,
+    rounds: usize,
+    step: &mut dyn FnMut() -> Result<Tensor>,
+) -> Result<(Vec<f64>, Tensor)> {
+    let (mut seconds, mut loss) = (Vec::new(), None);
+    for _ in 0..rounds {
+        let started = Instant::now();
+        for _ in 0..steps {
+            loss = Some(step()?);
+        }
+        device.synchronize()?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    Ok((seconds, loss.expect("at least one step ran")))
 }
 
 /// Refuses to time nothing.

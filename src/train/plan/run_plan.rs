@@ -200,15 +200,13 @@ pub fn plan_run(
     // More ranks than sequences are refused before each is made.
     let share = Share::largest(config, shape.kind, ranks)?;
     check_one_device(config, ranks)?;
-    let place = largest_rank(config, &shape, ranks, device)?;
-    let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory, share)?;
+    let on = (device, largest_rank(config, &shape, ranks, device)?);
+    let (passes, does_not_fit) = passes(config, &shape, in_documents, on, &memory, share)?;
     let sizes_of_pass = sizes(config, &shape, passes.rows, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes_of_pass.check_device(&Device::Cpu)?;
-    let fits = |batch_size| fits(config, &shape, batch_size, in_documents, (device, place), &memory);
     let batch_rows = indexable_rows(config, &shape)?;
-    let (footprint, of_largest) =
-        footprints(config, &shape, in_documents, (device, place), &passes, (batch_rows, share))?;
+    let (footprint, of_largest) = footprints(config, &shape, in_documents, on, &passes, (batch_rows, share))?;
     let [flops_per_step, recompute_flops_per_step] = flops_per_step(config, &shape, ranks)?;
     let lengths = (steps, prepared.validation.len());
     Ok(RunPlan {
@@ -221,15 +219,11 @@ pub fn plan_run(
         memory: MemoryPlan::new(&of_largest, &sizes_of_pass, device),
         batch_size: t.batch_size,
         passes: passes.splits,
-        largest_batch_size: match does_not_fit {
-            // Layerwise updates do not split a batch: a smaller one may fit.
-            Some(_) if !t.is_layerwise() => Some(0),
-            _ => device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
-        },
+        largest_batch_size: largest_in_one_pass(config, &shape, in_documents, on, &memory, does_not_fit.is_none())?,
         does_not_fit,
         block_size: config.model.block_size,
         notes: note.into_iter().chain(passes.note.clone()).collect(),
-        savings: savings(config, &shape, in_documents, (device, place), passes.rows)?,
+        savings: savings(config, &shape, in_documents, on, passes.rows)?,
         train_tokens: prepared.train.len(),
         validation_tokens: prepared.validation.len(),
         tokens_per_step: tokens_per_step(config),
@@ -438,6 +432,23 @@ fn fits(
         Some(format!("{what} needs {needed}, of {available} to spare"))
     };
     Ok(short("the machine", need.host, memory.host).or_else(|| short("the device", need.device, memory.device)))
+}
+
+/// The largest batch that fits in one pass, if the device says how much memory it has; 0 if a run does not fit.
+fn largest_in_one_pass(
+    config: &Config,
+    shape: &ModelConfig,
+    in_documents: bool,
+    (device, place): (&Device, Place),
+    memory: &Memory,
+    fits_in_passes: bool,
+) -> Result<Option<usize>> {
+    // Layerwise updates do not split a batch: a smaller one may fit.
+    if !fits_in_passes && !config.train.is_layerwise() {
+        return Ok(Some(0));
+    }
+    let fits = |batch_size| fits(config, shape, batch_size, in_documents, (device, place), memory);
+    device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()
 }
 
 /// The largest that fits; 0 if none does.

@@ -337,6 +337,59 @@ impl Classifier {
         let weight = self.weight.row_parts().into_iter().map(|(_, part)| part);
         std::iter::once(h.clone()).chain(weight).chain(self.bias.clone()).collect()
     }
+
+    /// The weight with a row of zeros for each padding column of the logits (columns, C).
+    fn padded_weight(&self) -> Result<Tensor> {
+        match self.columns - self.weight.shape()[0] {
+            0 => Ok(self.weight.clone()),
+            padding => no_grad(|| self.weight.pad(&[(0, padding), (0, 0)], 0.0)),
+        }
+    }
+
+    /// The logits of a chunk: h (R, C), padded weight (columns, C) -> (R, columns).
+    fn logits(&self, h: &Tensor, padded: &Tensor) -> Result<Tensor> {
+        if let Some(slice) = self.slice {
+            return sliced::logits(h, &self.weight, self.bias.as_ref(), slice);
+        }
+        let product = MatMul { trans_b: true, bias: self.bias.is_some(), out: h.dtype(), ..MatMul::default() };
+        let inputs: Vec<&Tensor> = [h, padded].into_iter().chain(&self.bias).collect();
+        Ok(run_as(MemoryKind::Scratch, &product, &inputs)?.remove(0))
+    }
+
+    /// Writes the losses (R) of a chunk's logits (R, columns).
+    fn row_losses(&self, logits: &Tensor, targets: &Tensor, losses: &Tensor) -> Result<()> {
+        let spec = Spec::new([losses.len(), 2], DType::F32);
+        let max_and_sum = Tensor::empty(spec, &losses.device(), MemoryKind::Scratch)?;
+        let kernel = RowLosses { vocab: self.weight.shape()[0], weighing: self.weighing };
+        run_into(&kernel, &with(&[logits, targets], &self.class_weights), &[losses, &max_and_sum])
+    }
+
+    /// Writes the losses (R) of a chunk, and dx in place of its logits (R, columns).
+    fn row_losses_and_gradient(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        factors: &[Tensor],
+        losses: &Tensor,
+    ) -> Result<()> {
+        let kernel = FusedSoftmaxCrossEntropy {
+            vocab: self.weight.shape()[0],
+            columns: self.columns,
+            logits: logits.dtype(),
+            weighing: self.weighing,
+            rows: factors.len() == 1,
+        };
+        let inputs: Vec<&Tensor> = std::iter::once(targets).chain(factors).collect();
+        run_into(&kernel, &with(&inputs, &self.class_weights), &[losses, logits])
+    }
+
+    /// Writes dh = dx weight of a chunk: dx (R, columns), padded weight (columns, C) -> dh (R, C).
+    fn input_gradient(&self, dx: &Tensor, padded: &Tensor, dh: &Tensor) -> Result<()> {
+        match self.slice {
+            None => run_into(&MatMul { out: dh.dtype(), ..MatMul::default() }, &[dx, padded], &[dh]),
+            Some(slice) => sliced::gradient(dx, &self.weight, slice, dh),
+        }
+    }
 }
 
 /// The mean loss of the rows.
@@ -364,53 +417,36 @@ fn in_chunks(
     [h_needs_grad, weight_needs_grad, bias_needs_grad]: [bool; 3],
     factors: &[&Tensor],
 ) -> Result<(Tensor, LinearCrossEntropy)> {
-    let &Classifier { ref weight, ref bias, weighing, ref class_weights, chunk, columns, slice } = classifier;
-    let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
+    let (rows, device) = (h.shape().rows(), h.device());
     let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
-    let scratch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Result<Tensor> {
-        Ok(run_as(MemoryKind::Scratch, kernel, inputs)?.remove(0))
-    };
     let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
     let dh = h_needs_grad.then(dh).transpose()?;
-    let parts: Vec<Range<usize>> = weight.row_parts().into_iter().map(|(rows, _)| rows).collect();
+    let parts: Vec<Range<usize>> = classifier.weight.row_parts().into_iter().map(|(rows, _)| rows).collect();
     let (mut others, mut dweight, mut dbias) = (vec![None; parts.len()], Vec::new(), None);
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
     let losses = empty(&Shape::from([rows]), DType::F32, MemoryKind::Scratch)?;
-    let padding = columns - vocab;
-    let padded = if padding > 0 { no_grad(|| weight.pad(&[(0, padding), (0, 0)], 0.0))? } else { weight.clone() };
-    for start in (0..rows).step_by(chunk) {
-        let count = chunk.min(rows - start);
+    let padded = classifier.padded_weight()?;
+    for start in (0..rows).step_by(classifier.chunk) {
+        let count = classifier.chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
-        let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
-        let logits = match slice {
-            None => scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?,
-            Some(slice) => sliced::logits(&h, weight, bias.as_ref(), slice)?,
-        }; // (count, columns)
+        let logits = classifier.logits(&h, &padded)?; // (count, columns)
         if dh.is_none() && !weight_needs_grad && !bias_needs_grad {
-            let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
-            run_into(&RowLosses { vocab, weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
+            classifier.row_losses(&logits, &targets, &losses)?;
             continue;
         }
-        let of_chunk = match factors {
+        let factors = match factors {
             [of_rows] => vec![of_rows.rows(start, count)],
             of_mean => of_mean.iter().copied().cloned().collect(),
         };
-        let is_of_rows = of_chunk.len() == 1;
-        let kernel = FusedSoftmaxCrossEntropy { vocab, columns, logits: logits.dtype(), weighing, rows: is_of_rows };
-        let inputs: Vec<&Tensor> = std::iter::once(&targets).chain(&of_chunk).collect();
-        run_into(&kernel, &with(&inputs, class_weights), &[&losses, &logits])?;
+        classifier.row_losses_and_gradient(&logits, &targets, &factors, &losses)?;
         let dx = logits;
         if let Some(dh) = &dh_rows {
-            let product = MatMul { out: dh.dtype(), ..MatMul::default() };
-            match slice {
-                None => run_into(&product, &[&dx, &padded], &[&dh.rows(start, count)])?,
-                Some(slice) => sliced::gradient(&dx, weight, slice, &dh.rows(start, count))?,
-            }
+            classifier.input_gradient(&dx, &padded, &dh.rows(start, count))?;
         }
         if bias_needs_grad {
-            add_rows(&mut dbias, &dx, vocab)?;
+            add_rows(&mut dbias, &dx, classifier.weight.shape()[0])?;
         }
         if !weight_needs_grad {
             continue;

@@ -60,6 +60,20 @@ enum Gradients {
     Buckets(Vec<Arc<GradientBucket>>),
 }
 
+impl Gradients {
+    /// An arena of so many zeros, in several buffers if there are cuts.
+    fn in_arena(cuts: &[usize], len: usize, device: &Device) -> Result<Gradients> {
+        let arena = Tensor::zeros_in_segments(cuts, len, DType::F32, device, MemoryKind::Gradients)?;
+        Ok(Gradients::Arena(arena))
+    }
+
+    /// An empty bucket for each segment.
+    fn in_buckets(segments: &[Segment], device: &Device) -> Gradients {
+        let buckets = segments.iter().map(|segment| GradientBucket::new(segment.range.len(), device));
+        Gradients::Buckets(buckets.map(Arc::new).collect())
+    }
+}
+
 /// The most elements of the gradients that are updated together while backward runs, but for a parameter that has more:
 /// 64 MiB, about a block of a model of 0.6 billion parameters.
 const LAYERWISE: usize = 1 << 24;
@@ -147,14 +161,8 @@ impl ParameterArena {
         let halves = mixed.then(|| zeros(&cuts, f32_len, DType::F16)).transpose()?;
         let f16_only = (f16_len > 0).then(|| zeros(&f16_cuts, f16_len, DType::F16)).transpose()?;
         let gradients = match layerwise {
-            true => {
-                let buckets = segments.iter().map(|segment| GradientBucket::new(segment.range.len(), device));
-                Gradients::Buckets(buckets.map(Arc::new).collect())
-            }
-            false => {
-                let kind = MemoryKind::Gradients;
-                Gradients::Arena(Tensor::zeros_in_segments(&cuts, trainable_len, DType::F32, device, kind)?)
-            }
+            true => Gradients::in_buckets(&segments, device),
+            false => Gradients::in_arena(&cuts, trainable_len, device)?,
         };
         let (grads, on) = (Vec::new(), device.clone());
         let mut arena = ParameterArena {

@@ -70,7 +70,7 @@ impl Layout {
         [most, bindable]: [usize; 2],
         in_segment: Option<usize>,
     ) -> Result<Layout> {
-        let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
+        let mut parameters: Vec<Grouped> = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
             parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
         });
@@ -82,29 +82,12 @@ impl Layout {
         let (quantized, parameters): (Vec<_>, Vec<_>) =
             parameters.into_iter().partition(|(_, parameter, _)| parameter.dtype().is_quantized());
         let mut entries = Vec::new();
-        // Appends parameters to an arena that is `end` elements long so far.
-        let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter, usize) -> bool| {
-            for (name, parameter, _) in parameters.iter().filter(|(_, parameter, group)| belongs(parameter, *group)) {
-                let (name, shape, dtype) = (name.clone(), parameter.shape().clone(), parameter.dtype());
-                let (trainable, linear) = (parameter.is_trainable(), parameter.linear.clone());
-                entries.push(Entry { name, shape, dtype, trainable, offset: end, linear });
-                end += parameter.len().next_multiple_of(ALIGN);
-            }
-            end
-        };
-        let groups: BTreeSet<usize> = parameters.iter().map(|(.., group)| *group).collect();
-        let (mut segments, mut trainable_len) = (Vec::new(), 0);
-        for group in groups {
-            let start = trainable_len;
-            let decay_end = place(start, &|p, of| of == group && p.is_trainable() && p.shape().len() > 1);
-            trainable_len = place(decay_end, &|p, of| of == group && p.is_trainable() && p.shape().len() <= 1);
-            segments.push(Segment { group, range: start..trainable_len, decay_end });
-        }
+        let (groups, trainable_len) = place_trained(&mut entries, &parameters);
         if trainable_len == 0 {
             return Err(Error::Invalid("there is nothing to train: every parameter is frozen".into()));
         }
-        let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
-        let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
+        let f32_len = place(&mut entries, &parameters, trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
+        let f16_len = place(&mut entries, &parameters, 0, &|p, _| !p.is_trainable() && in_f16(p));
         entries.extend(quantized.iter().map(|(name, parameter, _)| Entry {
             name: name.clone(),
             shape: parameter.layout_shape(),
@@ -113,28 +96,66 @@ impl Layout {
             offset: 0,
             linear: parameter.linear.clone(),
         }));
-        let of = |dtype| entries.iter().filter(move |entry: &&Entry| entry.dtype == dtype);
-        let (f32_cuts, f16_cuts) = (cuts(of(DType::F32), 0, most, bindable), cuts(of(DType::F16), 0, most, bindable));
+        let cuts_of = |dtype| cuts(of_dtype(&entries, dtype), 0, most, bindable);
+        let (f32_cuts, f16_cuts) = (cuts_of(DType::F32), cuts_of(DType::F16));
         let buffers = parts_between(&f32_cuts, &(0..f32_len));
-        let segments = segments.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
+        let segments = groups.iter().flat_map(|group: &Segment| buffers.iter().filter_map(|b| group.within(b)));
         let mut segments: Vec<Segment> = segments.collect();
         if let Some(most) = in_segment {
-            // Vectors, which all layers have, apart from matrices.
-            let halves = |s: &Segment| [s.range.start..s.decay_end, s.decay_end..s.range.end];
-            let trained = |range: &Range<usize>| {
-                let range = range.clone();
-                of(DType::F32).filter(move |entry| entry.trainable && range.contains(&entry.offset))
-            };
-            let parts =
-                |range: Range<usize>| parts_between(&cuts(trained(&range), range.start, most, usize::MAX), &range);
-            let cut = |segment: &Segment| {
-                let parts = halves(segment).into_iter().flat_map(parts);
-                parts.filter_map(|part| segment.within(&part)).collect::<Vec<_>>()
-            };
-            segments = segments.iter().flat_map(cut).collect();
+            segments = segments.iter().flat_map(|segment: &Segment| cut(segment, &entries, most)).collect();
         }
         Ok(Layout { entries, segments, trainable_len, f32_len, f16_len, f32_cuts, f16_cuts })
     }
+}
+
+/// A parameter with its name and the number of its group.
+type Grouped = (String, Parameter, usize);
+
+/// Appends the entries of the parameters that belong to an arena of `end` elements so far; returns its new length.
+fn place(
+    entries: &mut Vec<Entry>,
+    parameters: &[Grouped],
+    mut end: usize,
+    belongs: &dyn Fn(&Parameter, usize) -> bool,
+) -> usize {
+    for (name, parameter, _) in parameters.iter().filter(|(_, parameter, group)| belongs(parameter, *group)) {
+        let (name, shape, dtype) = (name.clone(), parameter.shape().clone(), parameter.dtype());
+        let (trainable, linear) = (parameter.is_trainable(), parameter.linear.clone());
+        entries.push(Entry { name, shape, dtype, trainable, offset: end, linear });
+        end += parameter.len().next_multiple_of(ALIGN);
+    }
+    end
+}
+
+/// Appends the entries of all trained parameters; returns a segment for each group, and their length together.
+fn place_trained(entries: &mut Vec<Entry>, parameters: &[Grouped]) -> (Vec<Segment>, usize) {
+    let groups: BTreeSet<usize> = parameters.iter().map(|(.., group)| *group).collect();
+    let (mut segments, mut end) = (Vec::new(), 0);
+    for group in groups {
+        let start = end;
+        let decays = |p: &Parameter, of: usize| of == group && p.is_trainable() && p.shape().len() > 1;
+        let does_not = |p: &Parameter, of: usize| of == group && p.is_trainable() && p.shape().len() <= 1;
+        let decay_end = place(entries, parameters, start, &decays);
+        end = place(entries, parameters, decay_end, &does_not);
+        segments.push(Segment { group, range: start..end, decay_end });
+    }
+    (segments, end)
+}
+
+/// The entries that are stored in this type.
+fn of_dtype(entries: &[Entry], dtype: DType) -> impl Iterator<Item = &Entry> {
+    entries.iter().filter(move |entry| entry.dtype == dtype)
+}
+
+/// The parts of a segment with at most `most` elements each; a larger parameter has its own.
+fn cut(segment: &Segment, entries: &[Entry], most: usize) -> Vec<Segment> {
+    // Vectors, which all layers have, apart from matrices.
+    let halves = [segment.range.start..segment.decay_end, segment.decay_end..segment.range.end];
+    let parts = |range: Range<usize>| {
+        let trained = of_dtype(entries, DType::F32).filter(|entry| entry.trainable && range.contains(&entry.offset));
+        parts_between(&cuts(trained, range.start, most, usize::MAX), &range)
+    };
+    halves.into_iter().flat_map(parts).filter_map(|part| segment.within(&part)).collect()
 }
 
 /// Where parameters in the order of their places, the first at `begin`, continue in the next buffer, so that none has

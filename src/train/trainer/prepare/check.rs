@@ -8,8 +8,8 @@ use crate::generate::check_prompt;
 use crate::models::ModelConfig;
 use crate::train::checkpoint::{Checkpoint, DataHash, TrainerState};
 use crate::train::evaluation::prompt::prompt_ids;
-use crate::train::plan::init_sizes;
 use crate::train::plan::precompile::Precompile;
+use crate::train::plan::{Memory, init_sizes};
 use crate::train::run::options::TrainOptions;
 use crate::train::setup::init::vocabulary_note;
 use crate::train::setup::schedule::settle_length;
@@ -61,16 +61,9 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let Data { corpus, prepared, chat_template, ids, hash } = data;
     let TrainOptions { device, others, launch, .. } = &process.options;
     let (devices, place) = (devices(device, others), process.place);
-    if resolved.config.train.objective == Objective::Kto && place.ranks > 1 {
-        let message = format!("is kto, which needs one device, not {}: its KL spans the whole step", place.ranks);
-        let place = resolved.origin("train.objective").to_string();
-        return Err(Error::Config { place, key: "train.objective".into(), message });
-    }
+    check_ranks(&resolved, place.ranks)?;
     let memory = memory_of(&devices, *launch)?;
-    let (shape, sizes_note) =
-        init_sizes::settle(&mut resolved, &prepared, (device, devices.len()), launch.is_some(), &memory)?;
-    let is_new = resumed.is_none() && resolved.config.model.new_tokenizer;
-    let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;
+    let (shape, shape_notes) = settle_shape(&mut resolved, &prepared, resumed.is_none(), process, &memory)?;
     let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
     let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
     let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), position)?;
@@ -94,8 +87,7 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let notes = validation_note(&validation)
         .into_iter()
         .chain(meta.notes)
-        .chain(sizes_note)
-        .chain(tokenizer_note)
+        .chain(shape_notes)
         .chain(loader.note())
         .chain(passes.note)
         .chain(text.note.clone())
@@ -120,6 +112,26 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
         notes,
     };
     Ok((checked, resumed))
+}
+
+/// Fills in the sizes that depend on text and memory. Returns the model's shape, and notes on these sizes and on a new
+/// tokenizer.
+///
+/// # Errors
+/// Those of [`init_sizes::settle`], or if the model's tokenizer cannot be read.
+fn settle_shape(
+    resolved: &mut Resolved,
+    prepared: &Prepared,
+    is_new: bool,
+    process: &Process,
+    memory: &Memory,
+) -> Result<(ModelConfig, Vec<String>)> {
+    let TrainOptions { device, others, launch, .. } = &process.options;
+    let devices = 1 + others.len();
+    let (shape, sizes_note) = init_sizes::settle(resolved, prepared, (device, devices), launch.is_some(), memory)?;
+    let is_new = is_new && resolved.config.model.new_tokenizer;
+    let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;
+    Ok((shape, sizes_note.into_iter().chain(tokenizer_note).collect()))
 }
 
 fn validation_note(validation: &Tokens) -> Option<String> {
@@ -156,13 +168,25 @@ fn check_length(resolved: &Resolved, resumed: &Resumed, state: &TrainerState) ->
     })
 }
 
+/// KTO requires a single device.
+fn check_ranks(resolved: &Resolved, ranks: usize) -> Result<()> {
+    if resolved.config.train.objective != Objective::Kto || ranks <= 1 {
+        return Ok(());
+    }
+    let message = format!("is kto, which needs one device, not {ranks}: its KL spans the whole step");
+    Err(objective_error(resolved, message))
+}
+
+/// An error of the key `train.objective`.
+fn objective_error(resolved: &Resolved, message: String) -> Error {
+    let key = "train.objective";
+    Error::Config { place: resolved.origin(key).to_string(), key: key.into(), message }
+}
+
 /// Whether the text has what the objective learns from.
 fn check_answers(resolved: &Resolved, splits: [&Tokens; 2]) -> Result<()> {
     let objective = resolved.config.train.objective;
-    let refused = |message: String| {
-        let place = resolved.origin("train.objective").to_string();
-        Err(Error::Config { place, key: "train.objective".into(), message })
-    };
+    let refused = |message: String| Err(objective_error(resolved, message));
     for labels in splits.map(Tokens::labels) {
         let Labels { texts, pairs, desirable, undesirable } = labels;
         let (answers, documents) = (desirable + undesirable, texts + pairs + desirable + undesirable);
