@@ -5,6 +5,7 @@
 mod arena;
 mod ema;
 mod exchange;
+mod group;
 mod int8;
 mod layerwise;
 mod layout;
@@ -22,12 +23,12 @@ mod update;
 mod values;
 
 pub use arena::{ArenaOptions, ParameterArena};
+pub use group::{Group, Kind};
 pub use int8::MomentDtype;
 pub use layerwise::LayerwiseStep;
 pub use layout::{Entry, Segment};
 pub use muon::AdjustLr;
-pub use optimizer::PreparedUpdate;
-pub use optimizer::{Group, Kind, Optimizer};
+pub use optimizer::{Optimizer, PreparedUpdate};
 pub use schedule::{LearningRate, Schedule};
 pub use shard::Division;
 pub use shard::shards;

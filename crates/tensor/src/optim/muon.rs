@@ -10,10 +10,11 @@
 //! batch takes a bounded workspace. Where the norm of all gradients is not finite nothing changes, as in the other
 //! rules (`update.rs`).
 
+use super::group::Kind;
 use super::int8::{self, BLOCK, RECORD_WORDS, record_len, table_of};
 use super::layout::{ALIGN, Entry};
 use super::newton_schulz::{self, Buffers};
-use super::optimizer::{Kind, State, Step, bindable};
+use super::optimizer::{State, Step, bindable};
 use super::update::{Factor, GradientScale};
 use crate::cpu::CHUNK;
 use crate::gpu::{Launch, Limits, Operand, Plan, Value, buffer, param};

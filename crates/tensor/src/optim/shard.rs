@@ -2,8 +2,8 @@
 //! (ZeRO-1, Rajbhandari et al. 2020).
 
 use super::arena::ParameterArena;
+use super::group::{Group, Kind};
 use super::layout::{ALIGN, Entry, Segment};
-use super::optimizer::{Group, Kind};
 use super::values::Held;
 use crate::DType;
 use std::ops::Range;
