@@ -44,6 +44,7 @@ const CHANGEABLE: &[&str] = &[
     "train.update",
     "train.offload",
     "train.device_batch",
+    "train.comm",
     "train.reduce_dtype",
     "train.shard_optimizer",
     "train.comm_timeout",

@@ -64,6 +64,18 @@ choice! {
 }
 
 choice! {
+    /// How devices exchange gradients.
+    Comm {
+        /// NCCL or RCCL where every rank has such a card and the library is found, else host memory.
+        Auto = "auto",
+        /// NCCL or RCCL, or an error.
+        Nccl = "nccl",
+        /// Host memory.
+        Host = "host",
+    }
+}
+
+choice! {
     /// Storage type of frozen weights.
     WeightDtype {
         /// 32-bit floats.

@@ -2,8 +2,8 @@
 //! the template, the JSON Schema and the tables of `docs/configuration.md` are generated from this table.
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
-    Schedule, StateDtype, UpdateTime, WeightDtype, WireDtype,
+    AdjustLr, Comm, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute,
+    RopeScaling, Schedule, StateDtype, UpdateTime, WeightDtype, WireDtype,
 };
 use super::keys::Key;
 use super::keys::Kind::*;
@@ -113,6 +113,7 @@ keys! {
     "train.update": Choice(UpdateTime::CHOICES), ANY, "Update after backward, or while it runs, see below.";
     "train.offload": Choice(Offload::CHOICES), ANY, "Tensors kept in host memory, see below.";
     "train.device_batch": DeviceBatch, ANY, "Batch share of each device, see below; empty: equal.";
+    "train.comm": Choice(Comm::CHOICES), ANY, "How devices exchange gradients, see below.";
     "train.reduce_dtype": Choice(WireDtype::CHOICES), ANY, "Type of the gradients sent between devices.";
     "train.shard_optimizer": Flag, ANY, "ZeRO-1: sharded optimizer state, see below.";
     "train.sync_every": Count, ANY, "Steps between synchronizations (DiLoCo), see below; 0: every step.";

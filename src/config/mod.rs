@@ -45,8 +45,8 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
-    Schedule, StateDtype, UpdateTime, WeightDtype, WireDtype,
+    AdjustLr, Comm, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute,
+    RopeScaling, Schedule, StateDtype, UpdateTime, WeightDtype, WireDtype,
 };
 pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};

@@ -14,7 +14,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute, Schedule,
+    AdjustLr, Comm, MatmulF32, NonFinite, Objective, Offload, OptimizerKind, Packing, Precision, Recompute, Schedule,
     StateDtype, UpdateTime, WireDtype,
 };
 use super::device_batch::DeviceBatch;
@@ -213,6 +213,9 @@ pub struct TrainConfig {
     /// The proportion in which devices share the sequences of a step: a number for each, or `auto`. Default empty:
     /// equal shares.
     pub device_batch: DeviceBatch,
+    /// How devices exchange gradients: `nccl` (NCCL, or RCCL on AMD's cards), `host`, or `auto`: by NCCL where every
+    /// device has it. Default `auto`.
+    pub comm: Comm,
     /// Type of gradients in transfers between devices, `f32` or `f16`. Default `f32`.
     pub reduce_dtype: WireDtype,
     /// Whether to shard optimizer state among the devices (ZeRO-1), and in mixed precision the master weights. Default
@@ -249,6 +252,7 @@ impl Default for TrainConfig {
             update: UpdateTime::Step,
             offload: Offload::None,
             device_batch: DeviceBatch::default(),
+            comm: Comm::Auto,
             reduce_dtype: WireDtype::F32,
             shard_optimizer: false,
             sync_every: 0,

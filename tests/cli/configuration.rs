@@ -67,6 +67,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("train.update", "step"),
     ("train.offload", "none"),
     ("train.device_batch", "[2]"),
+    ("train.comm", "host"),
     ("train.reduce_dtype", "f16"),
     ("train.shard_optimizer", "true"),
     ("train.sync_every", "0"),

@@ -130,6 +130,18 @@ impl Background {
         })
     }
 
+    /// Starts an exchange in which all ranks take part by other means than the communicator, once all have come to it.
+    /// It runs on the thread in order and may block. If it fails, the job is aborted, as by `begin_all_reduce`.
+    pub fn begin_exchange<T: Send + 'static>(
+        &self,
+        exchange: impl FnOnce(&mut dyn Communicator) -> Result<T> + Send + 'static,
+    ) -> Pending<T> {
+        self.submit(move |worker| {
+            worker.call(|communicator| communicator.barrier())?;
+            worker.call(exchange).inspect_err(|error| worker.abort(error))
+        })
+    }
+
     /// Gathers the bytes of every rank on rank 0, in rank order; empty on the others.
     ///
     /// # Errors

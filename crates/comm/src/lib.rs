@@ -9,6 +9,8 @@
 
 mod background;
 mod call;
+#[cfg(target_os = "linux")]
+mod cards;
 mod encoded;
 mod hierarchy;
 mod launch;
@@ -22,6 +24,8 @@ mod wire;
 mod worker;
 
 pub use background::{Background, Pending};
+#[cfg(target_os = "linux")]
+pub use cards::{CardGroup, CardLibraries, CardMemory, GroupId};
 pub use encoded::{Encoded, Memory, Sums};
 pub use hierarchy::Hierarchy;
 pub use launch::Launch;

@@ -13,7 +13,7 @@ use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::evaluation::preference::{Answers, Counts, Preference, Rows};
 use crate::train::setup::adapters::lora;
 use crate::train::setup::reference::preference;
-use crate::train::step::ranks::{DryRanks, Place, TokenRows};
+use crate::train::step::ranks::{DryRanks, Place};
 use crate::train::step::replica::{criterion, pass_dropout};
 use crate::train::step::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -51,11 +51,11 @@ impl Footprint {
         // Of a batch that does not fit in the one pass that layerwise updates need, the plan says how much it takes.
         let micro_batches = if config.train.is_layerwise() { 1 } else { micro_batches };
         let dry_run = dry_run_of(device);
-        let device = Device::DryRun(dry_run.clone());
+        let (real, device) = (device, Device::DryRun(dry_run.clone()));
         let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;
         let sums = place.ranks > 1 && config.train.sync_every == 0;
-        let rows = sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten();
-        let (mut alone, mut ranks) = (SingleDevice, rows.map(DryRanks));
+        let ranks = sums.then(|| DryRanks::new(config, (&*model, &parameters), place.ranks, real)).transpose()?;
+        let (mut alone, mut ranks) = (SingleDevice, ranks);
         let sync: &mut dyn GradientSync = ranks.as_mut().map_or(&mut alone, |ranks| ranks);
         let shape = [batch_size, config.model.block_size];
         let preference = preference(config, model.config(), &device)?;

@@ -125,6 +125,12 @@ impl Gpu {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The vendor's PCI number and the card's PCI address. `None` if the driver does not tell.
+    pub(crate) fn pci(&self) -> Option<(u32, String)> {
+        let info = self.0.device.adapter_info();
+        (!info.device_pci_bus_id.is_empty()).then_some((info.vendor, info.device_pci_bus_id))
+    }
+
     /// The device's limits and features, as kernels use them.
     pub fn limits(&self) -> &Limits {
         &self.1

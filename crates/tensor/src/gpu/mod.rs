@@ -29,6 +29,8 @@ mod copy_queues;
 mod copy_queues;
 #[cfg(feature = "gpu")]
 mod encoder;
+#[cfg(all(feature = "gpu", target_os = "linux"))]
+mod exported;
 #[cfg(feature = "gpu")]
 mod memory;
 #[cfg(feature = "gpu")]

@@ -38,7 +38,7 @@ impl GpuSlice {
     pub(super) fn copy(&self) -> Option<&Arc<PendingCopy>> {
         match &self.buffer.home {
             Home::PendingCopy(copy) => Some(copy),
-            Home::Pool(..) => None,
+            _ => None,
         }
     }
 
@@ -72,14 +72,24 @@ enum Home {
     Pool(Weak<Pool>, MemoryKind),
     /// Returns to the transfer queues when the copy is dropped.
     PendingCopy(Arc<PendingCopy>),
+    /// Is counted by its pool, and returns to the driver.
+    #[cfg(target_os = "linux")]
+    Driver(Weak<Pool>),
 }
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        if let Home::Pool(pool, kind) = &self.home
-            && let Some(pool) = pool.upgrade()
-        {
-            pool.give_back(self.allocation.memory.clone(), *kind);
+        match &self.home {
+            Home::Pool(pool, kind) => {
+                let Some(pool) = pool.upgrade() else { return };
+                pool.give_back(self.allocation.memory.clone(), *kind);
+            }
+            #[cfg(target_os = "linux")]
+            Home::Driver(pool) => {
+                let Some(pool) = pool.upgrade() else { return };
+                pool.blocks().destroyed(self.allocation.memory.size(), MemoryKind::Other);
+            }
+            Home::PendingCopy(_) => {}
         }
     }
 }
@@ -133,6 +143,15 @@ impl Pool {
         let home = Home::Pool(Arc::downgrade(self), kind);
         let buffer = Arc::new(Pooled { allocation: Arc::new(Allocation::new(memory)), home });
         Ok(GpuSlice { buffer, offset: 0, size })
+    }
+
+    /// All of a memory that another API may use too, which is not given to anybody else.
+    #[cfg(target_os = "linux")]
+    pub fn adopt(self: &Arc<Pool>, memory: Memory) -> GpuSlice {
+        let size = memory.size();
+        self.blocks().created(size, MemoryKind::Other);
+        let (allocation, home) = (Arc::new(Allocation::new(Arc::new(memory))), Home::Driver(Arc::downgrade(self)));
+        GpuSlice { buffer: Arc::new(Pooled { allocation, home }), offset: 0, size }
     }
 
     /// Returns free memory to the driver, once the GPU has finished with it.

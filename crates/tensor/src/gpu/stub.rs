@@ -149,6 +149,15 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn pci(&self) -> Option<(u32, String)> {
+        match self.0 {}
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(crate) fn alloc_exported(&self, _size: usize) -> Result<Option<(GpuSlice, std::os::fd::OwnedFd, u64)>> {
+        match self.0 {}
+    }
+
     pub(crate) fn prepare_downloads(&self, _sizes: Vec<usize>) -> Option<std::thread::JoinHandle<()>> {
         match self.0 {}
     }

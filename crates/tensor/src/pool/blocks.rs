@@ -62,6 +62,13 @@ impl<T> Blocks<T> {
         }
     }
 
+    /// A block that is in use is not to be cached but gone.
+    #[cfg(feature = "gpu")]
+    pub fn destroyed(&mut self, size: usize, kind: MemoryKind) {
+        self.count.give_back(size, kind);
+        self.count.release(size);
+    }
+
     /// Number of blocks created so far.
     #[cfg(all(feature = "testing", feature = "gpu"))]
     pub fn all_created(&self) -> usize {

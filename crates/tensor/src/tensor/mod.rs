@@ -20,6 +20,7 @@ mod shape;
 mod source;
 mod transfer;
 mod upcast;
+mod window;
 
 pub(crate) use accumulate::AddInto;
 pub use autograd::{Edge, Grads, Op, Saved, Saves};
@@ -46,6 +47,8 @@ pub(crate) use rows::{most_bindable, rows_in_binding};
 pub(crate) use segments::parts_between;
 pub use shape::{DType, Shape, Spec};
 pub use source::{Source, values_read};
+#[cfg(target_os = "linux")]
+pub use window::Exported;
 
 use crate::profile::MemoryKind;
 use crate::{Error, Result};

@@ -94,7 +94,8 @@ impl Tensor {
     }
 
     /// Sets all elements to zero.
-    pub(crate) fn fill_zero(&self) {
+    #[doc(hidden)]
+    pub fn fill_zero(&self) {
         match self.storage() {
             Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| fill_zero(out[0]))
                 .expect("no kernel sets tensors to zero while it runs"),

@@ -7,6 +7,10 @@
 //! Rank 0 leads (`lead.rs`): it owns the run's folder, makes all decisions, saves, and sends commands to the others
 //! (`follow.rs`), so ranks cannot diverge in decisions.
 
+mod ballot;
+mod card_sync;
+mod cards;
+mod dry;
 mod evaluate;
 mod follow;
 mod lead;
@@ -19,24 +23,29 @@ mod team;
 #[cfg(test)]
 mod tests;
 mod token_rows;
+mod windows;
 mod writer;
 
+pub(in crate::train) use dry::DryRanks;
 pub(in crate::train) use lead::{Further, Leader};
 pub(in crate::train) use share::{Piece, Sequences, Share};
 pub(in crate::train) use team::Team;
-pub(in crate::train) use token_rows::{DryRanks, TokenRows};
 
 use crate::comm::{Background, Launch, Wire};
 use crate::config::{Config, DeviceBatch, WireDtype};
 use crate::optim::{Optimizer, ParameterArena};
+use crate::step::GradientSync;
 use crate::train::step::replica::Replica;
 use crate::units;
-use crate::{Device, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
+use ballot::Ballot;
+use card_sync::CardSync;
 use outer::Outer;
 use reduce::DataParallel;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use token_rows::TokenRows;
 
 /// Commands of rank 0.
 #[derive(Debug, Serialize, Deserialize)]
@@ -157,6 +166,14 @@ fn wire(config: &Config) -> Wire {
     }
 }
 
+/// The same on a device.
+fn exchanged_dtype(config: &Config) -> DType {
+    match config.train.reduce_dtype {
+        WireDtype::F32 => DType::F32,
+        WireDtype::F16 => DType::F16,
+    }
+}
+
 /// Makes a replica one of several: gives it its share of a step, which may have to be measured on all, and what it does
 /// between backward and the optimizer; where it trains apart from the others, when they meet.
 ///
@@ -177,12 +194,27 @@ fn join(
     replica.config = Arc::new(config);
     let (config, waited) = (&replica.config, Arc::clone(waited));
     if config.train.sync_every == 0 {
-        let rows = TokenRows::of(config, &*replica.model, &replica.parameters);
-        replica.sync = Box::new(DataParallel::new(comm.clone(), wire(config), rows, waited)?);
+        let (sync, note) = synchronization(replica, Ballot::new(comm.clone(), waited))?;
+        replica.sync = sync;
+        replica.notes.extend(note.filter(|_| comm.rank() == 0));
         return Ok(None);
     }
     let weight = replica.share.len() as f32 / (config.train.batch_size * config.train.grad_accum_steps) as f32;
     Ok(Some(Outer::new(Some(comm.clone()), wire(config), weight, waited)))
+}
+
+/// How a rank's gradients are summed: by exchanges between the ranks' cards, or through host memory. Then what a user
+/// should know.
+fn synchronization(replica: &Replica, ballot: Ballot) -> Result<(Box<dyn GradientSync>, Option<String>)> {
+    let (config, parameters) = (&replica.config, &replica.parameters);
+    let dtype = exchanged_dtype(config);
+    let bytes = CardSync::bytes(parameters, dtype);
+    let (windows, note) = cards::connect(config, &ballot.comm, &replica.device, bytes, dtype)?;
+    if let Some(windows) = windows {
+        return Ok((Box::new(CardSync::new(ballot, windows, dtype, parameters)), note));
+    }
+    let rows = TokenRows::of(config, &*replica.model, parameters);
+    Ok((Box::new(DataParallel::new(ballot, wire(config), rows)?), note))
 }
 
 /// All that must be the same on every rank: the values of the parameters, and what the optimizer remembers.

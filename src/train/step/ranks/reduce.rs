@@ -25,9 +25,10 @@
 //! is unknown; ranks vote when they agree on it, before sending anything.
 
 use super::EXCHANGED;
+use super::ballot::Ballot;
 use super::token_rows::{StepRows, TokenRows};
 use super::writer::{Turn, Writer};
-use crate::comm::{Background, Encoded, Memory, Wire};
+use crate::comm::{Background, Encoded, Wire};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::step::GradientSync;
 use crate::tensor::{Readback, with_hook};
@@ -36,8 +37,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Buckets that are submitted together. A GPU stops for a tenth of a millisecond at the end of each submit, and for
 /// four tenths if a copy waits for it.
@@ -49,6 +50,7 @@ const PIECE: usize = 1 << 21;
 /// The gradients of one rank of several.
 pub(super) struct DataParallel {
     comm: Arc<Background>,
+    ballot: Ballot,
     /// The buckets, in the order in which they are sent; `None` before the first update.
     order: Option<Vec<usize>>,
     state: Rc<RefCell<State>>,
@@ -59,8 +61,6 @@ pub(super) struct DataParallel {
     loss_sent: bool,
     /// The part of the parameters that each rank updates, once known.
     parts: Vec<Range<usize>>,
-    /// How long the rank has waited for sums.
-    waited: Arc<Mutex<Duration>>,
 }
 
 /// State of the buckets in a backward pass.
@@ -83,15 +83,11 @@ struct State {
 impl DataParallel {
     /// # Errors
     /// If a thread cannot be started.
-    pub fn new(
-        comm: Arc<Background>,
-        wire: Wire,
-        rows: Option<TokenRows>,
-        waited: Arc<Mutex<Duration>>,
-    ) -> Result<DataParallel> {
+    pub fn new(ballot: Ballot, wire: Wire, rows: Option<TokenRows>) -> Result<DataParallel> {
+        let comm = ballot.comm.clone();
         let writer = Writer::start(comm.clone(), wire)?;
         let (state, parts) = (Rc::default(), Vec::new());
-        Ok(DataParallel { comm, order: None, state, writer, rows, rows_sent: 0, loss_sent: false, parts, waited })
+        Ok(DataParallel { comm, ballot, order: None, state, writer, rows, rows_sent: 0, loss_sent: false, parts })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
@@ -99,13 +95,7 @@ impl DataParallel {
     /// the others wait until some are sent.
     fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
         if self.parts.is_empty() {
-            let words = [own.start as u64, own.end as u64];
-            let all = self.comm.all_gather(bytemuck::cast_slice(&words).into())?;
-            let part = |bytes: Memory| match bytemuck::pod_collect_to_vec::<u8, u64>(&bytes)[..] {
-                [start, end] => Ok(start as usize..end as usize),
-                _ => Err(Error::Communication("a rank sent a malformed part of the parameters".into())),
-            };
-            self.parts = all.into_iter().map(part).collect::<Result<_>>()?;
+            self.parts = self.ballot.parts(own)?;
         }
         let pieces = self.parts.iter().map(|part| parameters.exchanged(part, PIECE));
         let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
@@ -129,7 +119,7 @@ impl DataParallel {
             self.writer.write_later(all, move |all| others.iter().try_for_each(|(of, to)| to.write_bytes(&all[*of])));
         }
         self.writer.finish()?;
-        self.add_waited(started);
+        self.ballot.add_waited(started);
         Ok(())
     }
 
@@ -168,19 +158,6 @@ impl DataParallel {
         }
         self.order = Some(all[0][1..].iter().map(|&bucket| bucket as usize).collect());
         Ok(true)
-    }
-
-    /// Whether no rank votes against the update, as this one does if it `failed`.
-    fn count_votes(&self, failed: bool) -> Result<bool> {
-        let started = Instant::now();
-        let own = vec![f32::from(u8::from(failed))];
-        let failures = self.comm.begin_all_reduce(move || Ok(Encoded::new(own, Wire::F32))).wait()?;
-        self.add_waited(started);
-        Ok(failures.to_f32() == [0.0])
-    }
-
-    fn add_waited(&self, since: Instant) {
-        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += since.elapsed();
     }
 }
 
@@ -297,12 +274,12 @@ impl GradientSync for DataParallel {
         rows.map_or(Ok(()), |rows| rows.add())?;
         let loss = Tensor::from_f32(&loss_sum.wait()?.to_f32(), loss.shape().clone(), &loss.device())?;
         // What was summed before is hidden behind the computation.
-        self.add_waited(arrived);
+        self.ballot.add_waited(arrived);
         Ok(Some(loss))
     }
 
     fn vote(&mut self) -> Result<bool> {
-        self.count_votes(false)
+        self.ballot.vote(false)
     }
 
     fn abort(&mut self) -> Result<()> {
@@ -319,7 +296,7 @@ impl GradientSync for DataParallel {
         }
         match self.writer.finish() {
             // Nobody uses what could not be written.
-            Ok(_) | Err(Error::OutOfMemory { .. }) => self.count_votes(true).map(drop),
+            Ok(_) | Err(Error::OutOfMemory { .. }) => self.ballot.vote(true).map(drop),
             Err(error) => Err(error),
         }
     }

@@ -1,6 +1,7 @@
 //! Several ranks compute what one does with accumulation.
 
 mod divided;
+mod exchanged;
 mod out_of_memory;
 
 use crate::config::{Layers, Resolved};

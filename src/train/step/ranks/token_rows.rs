@@ -11,9 +11,8 @@ use super::EXCHANGED;
 use crate::config::Config;
 use crate::models::LanguageModel;
 use crate::ops::add_rows;
-use crate::optim::{Optimizer, ParameterArena};
+use crate::optim::ParameterArena;
 use crate::profile::MemoryKind;
-use crate::step::GradientSync;
 use crate::tensor::{Gradient, SparseGradient};
 use crate::{DType, Device, Result, Tensor};
 use std::ops::Range;
@@ -91,7 +90,7 @@ impl TokenRows {
     ///
     /// # Errors
     /// If the device runs out of memory.
-    fn begin_dry(&mut self) -> Result<()> {
+    pub(super) fn begin_dry(&mut self) -> Result<()> {
         let rows = self.tokens.min(self.vocabulary).next_multiple_of(ROWS);
         self.collect(&vec![NO_TOKEN; rows], &vec![NO_TOKEN; self.vocabulary])
     }
@@ -165,35 +164,4 @@ impl StepRows<'_> {
 /// The parts of so many elements that are sent at a time.
 fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(EXCHANGED).map(move |start| start..(start + EXCHANGED).min(len))
-}
-
-/// Ranks of a run on a device of no values, as far as they take its memory and launch kernels.
-pub(in crate::train) struct DryRanks(pub TokenRows);
-
-impl GradientSync for DryRanks {
-    fn begin(&mut self, _: &[&[u32]]) -> Result<()> {
-        self.0.begin_dry()
-    }
-
-    fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        backward()
-    }
-
-    fn synchronize(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
-        self.0.end()?.map_or(Ok(()), |rows| rows.add())?;
-        Ok(Some(loss))
-    }
-
-    fn vote(&mut self) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn abort(&mut self) -> Result<()> {
-        self.0.abort();
-        Ok(())
-    }
-
-    fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
-        Ok(())
-    }
 }

@@ -190,6 +190,15 @@ fn a_rank_that_updates_a_part_of_the_weights_may_run_out_of_memory() {
 }
 
 #[test]
+fn a_rank_whose_device_exchanges_gradients_may_run_out_of_memory() {
+    for (ranks, further) in [(2, "train.shard_optimizer=true"), (3, "train.grad_accum_steps=2")] {
+        let settings = [&SGD[..], &["train.comm=nccl", further]].concat();
+        let setup = Setup::new(vec![Device::Cpu; ranks], &settings);
+        setup.check(|undisturbed| spread(undisturbed, 1, 2, FAULTS));
+    }
+}
+
+#[test]
 #[ignore = "slow: scripts/test.sh --full"]
 fn a_gpu_of_two_may_run_out_of_memory() {
     let (Some(first), Some(second)) = (gpu_for_tests(), gpu_for_tests()) else { return };
