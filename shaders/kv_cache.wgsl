@@ -17,7 +17,17 @@
 // Split-KV: the keys of a query are cut into splits of {{ split_keys }}. In the pass "split" a workgroup has one of
 // them, for one head: a score for each thread, then, for each column of the head, the values weighted by them; where
 // the head is narrower than the workgroup, groups of threads share the keys. The pass "combine" weighs the splits of a
-// head against each other.
+// head against each other. In a ragged batch every sequence has one query and its own number of cached tokens; it is
+// idle, with a result of 0, where that is no row of the cache.
+{% macro cached_tokens() %}
+    {% if ragged %}
+    let start = starts[min(row, params.rows - 1u)];
+    let keys = select(0u, start + 1u, start < params.room);
+    {% else %}
+    let start = params.start;
+    let keys = start + row % params.queries + 1u;
+    {% endif %}
+{% endmacro %}
 {% if pass == "split" %}
 // Where a split is `alone` it is the result. With `appends` there is one query for each sequence, whose key and value
 // are put into the cache too.
@@ -50,12 +60,15 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
 
 {{ entry(split_keys) }}
     let row = workgroup / params.splits / params.n_head;
-    let keys = params.start + row % params.queries + 1u;
+    {{ cached_tokens() }}
     let first_key = keys - min(keys, params.window);
     let first = workgroup % params.splits * SPLIT_KEYS;
+    let size = params.head_size / {{ vector }}u;
+    {% if ragged and alone %}
+    if (keys == 0u && row < params.rows && thread < size) { y[workgroup * size + thread] = {{ E }}(0.0); }
+    {% endif %}
     // Beyond the last query, and where causality or the window leaves a split empty; all threads leave together.
     if (row >= params.rows || first >= keys || first + SPLIT_KEYS <= first_key) { return; }
-    let size = params.head_size / {{ vector }}u;
     let width = params.n_kv_head * size;
     let query_head = workgroup / params.splits % params.n_head;
     let head = query_head / (params.n_head / params.n_kv_head) * size;
@@ -69,7 +82,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     var products = {{ F }}(0.0);
     {% if appends %}
     // The last key is not in the cache yet: it is in qkv.
-    let kept = params.start;
+    let kept = start;
     let own = row * packed + params.n_head * size + head;
     if (first + thread == kept) {
         for (var e = 0u; e < size; e++) { products += query[e] * {{ F }}(qkv[own + e]); }
@@ -150,7 +163,13 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     if (row >= params.rows) { return; }
     let length = 2u + params.head_size;
     let splits = head * params.splits * length;
-    let keys = params.start + row % params.queries + 1u;
+    {{ cached_tokens() }}
+    {% if ragged %}
+    if (keys == 0u) {
+        y[i] = {{ T }}(0.0);
+        return;
+    }
+    {% endif %}
     let first = splits + (keys - min(keys, params.window)) / {{ split_keys }}u * length; // the first split with a key
     let end = splits + (keys - 1u) / {{ split_keys }}u * length; // the last split with a key
     var row_max = -3.4e38;

@@ -77,6 +77,12 @@ pub(super) fn attention(s: &Sizes) -> Vec<Row> {
                 x[0].append_and_attend(heads, &x[1], t - 1)
             },
         ),
+        Row::forward(
+            "append_and_attend_ragged",
+            format!("2x1 after up to {}, {n_head} heads of {}", t - 1, c / n_head),
+            vec![(vec![2, 1, 3 * c], AROUND_ZERO), (vec![2, t, 2 * c], AROUND_ZERO), (vec![2], Values::Ids(t as u32))],
+            move |x| x[0].append_and_attend_ragged(Heads::multi_head(n_head), &x[1], &x[2]),
+        ),
         masked_attention([b.div_ceil(4), n_head, t, c / n_head]),
         half_attention(&heads, qkv(s), n_head, None),
         half_attention(&format!("{heads}, dropout"), qkv(s), n_head, dropout()),

@@ -23,9 +23,13 @@ struct AppendKv {
 /// y. Inputs: qkv and the cache. When it also appends, the cache is the second output instead.
 struct CachedAttention {
     op: Attention,
+    /// The cached tokens of each sequence; of a ragged batch the most.
     start: usize,
     /// The cache to which keys and values are appended.
     append: Option<Spec>,
+    /// Whether sequences differ in length: their cached tokens are the second input, (B) of u32. n is 1, and a sequence
+    /// with as many as the cache has rows, or more, is idle.
+    ragged: bool,
 }
 
 impl Kernel for AppendKv {
@@ -144,10 +148,21 @@ impl Kernel for CachedAttention {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let (d, qkv) = (self.dims(inputs[0].spec), inputs[0].f32());
         match outputs {
-            [y] => cpu::cached(&self.op, d, self.start, qkv, inputs[1].f32(), y.f32()),
+            [y] => cpu::cached(&self.op, d, &|_| Some(self.start), qkv, inputs[1].f32(), y.f32()),
+            [y, cache] if self.ragged => {
+                let ([_, room, kept], starts) = (sizes(cache.spec), inputs[1].u32());
+                let start = |sequence: usize| Some(starts[sequence] as usize).filter(|start| *start < room);
+                for (sequence, x) in qkv.chunks(d.packed_width()).enumerate() {
+                    if let Some(start) = start(sequence) {
+                        let row = &mut cache.f32()[(sequence * room + start) * kept..][..kept];
+                        row.copy_from_slice(&x[d.packed_width() - kept..]);
+                    }
+                }
+                cpu::cached(&self.op, d, &start, qkv, cache.f32(), y.f32());
+            }
             [y, cache] => {
                 copy_kv(inputs[0].spec, qkv, cache, self.start);
-                cpu::cached(&self.op, d, self.start, qkv, cache.f32(), y.f32());
+                cpu::cached(&self.op, d, &|_| Some(self.start), qkv, cache.f32(), y.f32());
             }
             _ => unreachable!("it has one output or two"),
         }
@@ -185,21 +200,30 @@ impl Kernel for CachedAttention {
             ("appends", appends.into()),
             ("alone", (splits == 1).into()),
             ("cache_is_output", self.append.is_some().into()),
+            ("ragged", self.ragged.into()),
         ];
-        let plain = [("C", "f32".into()), ("vector", 1usize.into())];
-        let combine =
-            [("pass", "combine".into()), ("T", element.into()), split_keys].into_iter().chain(plain).collect();
+        let combine = vec![
+            ("pass", "combine".into()),
+            ("T", element.into()),
+            split_keys,
+            ("C", "f32".into()),
+            ("vector", 1usize.into()),
+            ("ragged", self.ragged.into()),
+        ];
         let floats = |name, operand| buffer(name, "f32", operand);
         let partials = d.batch * d.time * d.n_head * splits;
         let vectors = |name, dtype: DType, operand| buffer(name, dtype.wgsl(vector), operand);
-        let operands = [vectors("qkv", inputs[0].dtype, Input(0)), vectors("cache", kept, cache)];
+        let mut operands = vec![vectors("qkv", inputs[0].dtype, Input(0)), vectors("cache", kept, cache)];
+        let starts = self.ragged.then(|| buffer("starts", "u32", Input(1)));
+        operands.extend(starts);
         if splits == 1 {
             let y = vectors("y", inputs[0].dtype, Output(0));
             let split = launch(split, [&operands[..], &[y]].concat(), partials);
             return Plan { scratch: vec![], launches: first.into_iter().chain([split]).collect() };
         }
         let split = launch(split, [&operands[..], &[floats("partials", Scratch(0))]].concat(), partials);
-        let buffers = vec![floats("partials", ReadScratch(0)), buffer("y", element, Output(0))];
+        let mut buffers = vec![floats("partials", ReadScratch(0)), buffer("y", element, Output(0))];
+        buffers.extend(starts);
         let combine = launch(combine, buffers, (d.batch * d.time * d.width()).div_ceil(64));
         let launches = first.into_iter().chain([split, combine]).collect();
         Plan { scratch: vec![4 * partials * (2 + d.head_size)], launches }
@@ -237,10 +261,36 @@ impl Tensor {
             return self.cached_attention(heads, cache, start);
         }
         let op = Attention { heads, documents: false, dropout: None };
-        let kernel = CachedAttention { op, start, append: Some(cache.spec().clone()) };
+        let kernel = CachedAttention { op, start, append: Some(cache.spec().clone()), ragged: false };
         let y = kernel.output_specs(&[self.spec()])?.remove(0);
         let y = Tensor::empty(y, &self.device(), MemoryKind::Activations)?;
         run_into(&kernel, &[self], &[&y, cache])?;
+        Ok(y)
+    }
+
+    /// [`Tensor::append_and_attend`] of one new token (B, 1, P) of each sequence of a ragged batch, which follows
+    /// `starts` (B), u32, cached tokens -> (B, 1, C). Sequences that start at T or later are idle: nothing is appended
+    /// to them, and their rows of the result are 0. A row depends on its own sequence alone.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn append_and_attend_ragged(&self, heads: Heads, cache: &Tensor, starts: &Tensor) -> Result<Tensor> {
+        const NAME: &str = "append_and_attend_ragged";
+        heads.check_cache(NAME, self.spec(), cache.spec(), 0)?;
+        expect_dtype(NAME, DType::U32, &[starts.spec()])?;
+        let [batch, tokens, _] = sizes(self.spec());
+        if tokens != 1 {
+            return Err(shape_error(NAME, "one token of each sequence (B, 1, P)", self.spec()));
+        }
+        if starts.shape()[..] != [batch] {
+            return Err(shape_error(NAME, format!("the cached tokens of each sequence ({batch})"), starts.spec()));
+        }
+        let op = Attention { heads, documents: false, dropout: None };
+        let start = cache.shape()[1] - 1;
+        let kernel = CachedAttention { op, start, append: Some(cache.spec().clone()), ragged: true };
+        let y = kernel.output_specs(&[self.spec()])?.remove(0);
+        let y = Tensor::empty(y, &self.device(), MemoryKind::Activations)?;
+        run_into(&kernel, &[self, starts], &[&y, cache])?;
         Ok(y)
     }
 
@@ -257,6 +307,6 @@ impl Tensor {
             return self.causal_attention(heads, None, None);
         }
         let op = Attention { heads, documents: false, dropout: None };
-        Ok(run(&CachedAttention { op, start, append: None }, &[self, cache])?.remove(0))
+        Ok(run(&CachedAttention { op, start, append: None, ragged: false }, &[self, cache])?.remove(0))
     }
 }

@@ -84,15 +84,22 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], starts: Option<&[u32
     });
 }
 
-/// y (B, n, C) of the queries in packed (B, n, P), of tokens that follow `before` others: the keys and values of all
-/// are in the cache (B, before + n or more, 2 n_kv_head head_size).
-pub fn cached(op: &Attention, d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
+/// The cached tokens of a sequence of a batch; `None` of an idle one.
+type Before<'a> = &'a (dyn Fn(usize) -> Option<usize> + Sync);
+
+/// y (B, n, C) of the queries in packed (B, n, P), of tokens that follow `before` others of their sequence: the keys and
+/// values of all are in the cache (B, before + n or more, 2 n_kv_head head_size). 0 for idle sequences.
+pub fn cached(op: &Attention, d: Dims, before: Before, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
     if y.is_empty() {
         return;
     }
     let of_sequence = cache.len() / d.batch;
-    tiles(y, d.width(), d.time, d.head_size).enumerate().for_each(|(batch_head, y)| {
+    tiles(y, d.width(), d.time, d.head_size).enumerate().for_each(|(batch_head, mut y)| {
         let (batch, head) = (batch_head / d.n_head, batch_head % d.n_head);
+        let Some(before) = before(batch) else {
+            (0..d.time).for_each(|t| y.row(t).fill(0.0));
+            return;
+        };
         let [q, ..] = PackedHeads::of(d, head).matrices(d, batch, qkv);
         let kv_head = batch * of_sequence + head / d.group() * d.head_size;
         let [k, v] = [0, d.kv_width()].map(|part| Matrix::rows(&cache[part + kv_head..], 2 * d.kv_width()));

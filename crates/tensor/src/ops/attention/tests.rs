@@ -392,6 +392,47 @@ fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
 }
 
 #[test]
+fn sequences_of_a_ragged_batch_get_the_attention_of_each_alone() {
+    // A cache of one split of keys and of several; lengths at the beginning, the middle and the end.
+    for (room, starts) in [(9, [3, 0, 8, 9]), (300, [299, 0, 127, u32::MAX])] {
+        for (n_head, n_kv_head, window, head_size) in [(2, 2, None, 5), (6, 2, None, 8), (2, 1, Some(4), 3)] {
+            for device in Device::for_tests() {
+                let heads = Heads { n_head, n_kv_head, window };
+                let d = dims(&Attention { heads, documents: false, dropout: None }, 4, 1, head_size);
+                let (width, kept) = (d.packed_width(), 2 * d.kv_width());
+                let (new, old) = (uniform(4 * width, 5), uniform(4 * room * kept, 6));
+                let attend = |starts: &[u32]| {
+                    let qkv = Tensor::from_f32(&new, [4, 1, width], &device).unwrap();
+                    let cache = Tensor::from_f32(&old, [4, room, kept], &device).unwrap();
+                    let starts = Tensor::from_u32(starts, [4], &device).unwrap();
+                    let y = qkv.append_and_attend_ragged(heads, &cache, &starts).unwrap();
+                    (y.to_f32().unwrap(), cache.to_f32().unwrap())
+                };
+                let (got, cache) = attend(&starts);
+                let name = format!("{device}, {heads:?} x {head_size}, room for {room}");
+                for (i, start) in starts.into_iter().enumerate() {
+                    let (y, own) = (&got[i * d.width()..][..d.width()], i * room * kept..(i + 1) * room * kept);
+                    if start as usize >= room {
+                        assert_eq!((y, &cache[own.clone()]), (&vec![0.0; d.width()][..], &old[own]), "{name}: idle");
+                        continue;
+                    }
+                    let qkv = Tensor::from_f32(&new[i * width..][..width], [1, 1, width], &device).unwrap();
+                    let alone = Tensor::from_f32(&old[own.clone()], [1, room, kept], &device).unwrap();
+                    let want = qkv.append_and_attend(heads, &alone, start as usize).unwrap().to_f32().unwrap();
+                    // Sums of at most 300 terms below 1, each rounded to 6e-8, in another order.
+                    assert_close(format!("{name}: after {start}"), y, &want, 2e-6, 0.0);
+                    assert_eq!(cache[own], alone.to_f32().unwrap(), "{name}: after {start}");
+                    // To the bit the same beside idle neighbours.
+                    let mut others = [u32::MAX; 4];
+                    others[i] = start;
+                    assert_eq!(attend(&others).0[i * d.width()..][..d.width()], *y, "{name}: after {start}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn refuses_heads_and_documents_that_do_not_fit() {
     let x = Tensor::zeros([2, 3, 16], DType::F32, &Device::Cpu).unwrap();
     let heads = Heads { n_head: 4, n_kv_head: 2, window: None };

@@ -174,6 +174,12 @@ fn attention() -> Vec<Row> {
         row("append_and_attend", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].append_and_attend(Heads::multi_head(2), &x[1], 1))
         }),
+        row(
+            "append_and_attend_ragged",
+            &[f32(&[2, 1, 12]), f32(&[2, 5, 8]), u32(&[2])],
+            "0 f16, 1 f16, 1 dim1+1",
+            |x| no_grad(|| x[0].append_and_attend_ragged(Heads::multi_head(2), &x[1], &x[2])),
+        ),
         row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
         }),
