@@ -5,7 +5,7 @@ mod sampler;
 mod session;
 mod text;
 
-pub use sampler::Sampling;
+pub use sampler::{NextDraw, Sampling, draw_each};
 pub use session::Session;
 pub use text::{End, TextWriter};
 

@@ -157,6 +157,71 @@ impl Sampler {
     }
 }
 
+/// The next draw of one text of a ragged batch.
+#[derive(Clone, Copy)]
+pub struct NextDraw<'a> {
+    pub sampling: &'a Sampling,
+    /// Tokens that were drawn before.
+    pub number: u32,
+    /// The text, whose tokens a repetition penalty counts.
+    pub text: &'a [u32],
+    /// Added to logits, beside [`Sampling::logit_bias`].
+    pub bias: &'a [(u32, f32)],
+}
+
+/// Samples the next token of each text from logits (B, V), by its own settings and number of draws: the token that
+/// [`generate_batch`](super::generate_batch) draws there. `None` for rows without a text.
+///
+/// # Errors
+/// If a sampling value is out of range, a token is outside the vocabulary, or the device reported an error; and of each
+/// text, if it has no next token.
+pub fn draw_each(logits: &Tensor, texts: &[Option<NextDraw>]) -> Result<Vec<Option<Result<u32>>>> {
+    let vocabulary = logits.shape().last_dim();
+    texts.iter().flatten().try_for_each(|text| text.check(vocabulary))?;
+    let idle = Sampling::greedy(vocabulary).draw();
+    let draws: Vec<Draw> = texts.iter().map(|text| text.map_or(idle, NextDraw::draw)).collect();
+    let settings = Draw::to_tensor(&draws, &logits.device())?;
+    let bias = biases(texts, vocabulary);
+    let seen =
+        rows(texts.iter().map(|text| text.and_then(|text| text.sampling.seen(text.text, vocabulary))), vocabulary);
+    let bias = bias.map(|bias| Tensor::from_f32(&bias, logits.shape().clone(), &logits.device())).transpose()?;
+    let seen = seen.map(|seen| Tensor::from_u32(&seen, logits.shape().clone(), &logits.device())).transpose()?;
+    let ids = logits.sample(&settings, bias.as_ref(), seen.as_ref(), 0)?.to_u32()?;
+    Ok(ids.into_iter().zip(texts).map(|(id, text)| text.map(|_| drawn(id))).collect())
+}
+
+impl NextDraw<'_> {
+    fn check(&self, vocabulary: usize) -> Result<()> {
+        self.sampling.check()?;
+        let ids = self.text.iter().chain(self.bias.iter().map(|(id, _)| id));
+        match ids.copied().find(|id| *id as usize >= vocabulary) {
+            Some(id) => Err(Error::Invalid(format!("token {id} is outside the vocabulary of {vocabulary}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn draw(self) -> Draw {
+        let draw = self.sampling.draw();
+        Draw { key: draw.key.at(self.number), ..draw }
+    }
+}
+
+/// The biases of all logits (B, V), if a text has any. Others are -0, which changes no number, so that a text without
+/// biases draws the same token beside one with.
+fn biases(texts: &[Option<NextDraw>], vocabulary: usize) -> Option<Vec<f32>> {
+    let of_text = |text: &NextDraw| text.sampling.logit_bias.len() + text.bias.len();
+    if texts.iter().flatten().all(|text| of_text(text) == 0) {
+        return None;
+    }
+    let mut all = vec![-0.0; texts.len() * vocabulary];
+    for (text, row) in texts.iter().zip(all.chunks_mut(vocabulary)) {
+        for (id, bias) in text.iter().flat_map(|text| text.sampling.logit_bias.iter().chain(text.bias)) {
+            row.get_mut(*id as usize).into_iter().for_each(|sum| *sum += bias);
+        }
+    }
+    Some(all)
+}
+
 /// Rows of so many numbers, one after the other; those that are missing are zeros, and if all are there is nothing.
 fn rows<T: Default + Clone>(rows: impl Iterator<Item = Option<Vec<T>>>, length: usize) -> Option<Vec<T>> {
     let rows: Vec<_> = rows.collect();
@@ -231,6 +296,29 @@ mod tests {
             }
         }
         assert!(drawn(NO_TOKEN).unwrap_err().to_string().contains("exclude every token"));
+    }
+
+    #[test]
+    fn a_text_of_a_ragged_batch_draws_what_it_draws_alone() {
+        let biased = Sampling { logit_bias: vec![(0, 1.5)], ..plain() };
+        let penalized = Sampling { repetition_penalty: 2.0, ..plain() };
+        for device in Device::for_tests() {
+            for (sampling, text) in [(&biased, &[0][..]), (&penalized, &[1, 1]), (&plain(), &[])] {
+                let alone = Tensor::from_f32(&LOGITS, [1, 4], &device).unwrap();
+                let mut sampler = Sampler::new(&[Request { prompt: text, sampling }], 4, &device, 0).unwrap();
+                let logits = Tensor::from_f32(&LOGITS.repeat(3), [3, 4], &device).unwrap();
+                let mut text = text.to_vec();
+                for number in 0..20 {
+                    let expected = sampler.draw(&alone).unwrap().to_u32().unwrap()[0];
+                    let this = NextDraw { sampling, number, text: &text, bias: &[] };
+                    let other = NextDraw { sampling: &biased, number: 3, text: &[2], bias: &[(1, -1.0)] };
+                    let drawn = draw_each(&logits, &[Some(other), None, Some(this)]).unwrap();
+                    assert!(drawn[1].is_none());
+                    assert_eq!(*drawn[2].as_ref().unwrap().as_ref().unwrap(), expected, "{device}: {number}");
+                    text.push(expected);
+                }
+            }
+        }
     }
 
     /// `scripts/make_sampling_goldens.py`: what transformers makes of logits.

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::data::{TextStream, Tokenizer};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Converts tokens to the text that can be displayed.
@@ -10,7 +11,7 @@ pub struct TextWriter<'a> {
     stream: TextStream<'a>,
     stops: Stops<'a>,
     /// Ids that end the text.
-    ends: &'a [u32],
+    ends: Cow<'a, [u32]>,
     shows_special: bool,
     end: Option<End>,
 }
@@ -26,14 +27,15 @@ pub enum End {
 
 impl<'a> TextWriter<'a> {
     /// A writer whose text ends before the first of `stops`; empty strings are ignored.
-    pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> TextWriter<'a> {
-        let stops = Stops { stops, held: String::new(), hidden: vec![], stopped: false };
-        TextWriter { tokenizer, stream: tokenizer.stream(), stops, ends: &[], shows_special: true, end: None }
+    pub fn new(tokenizer: &'a Tokenizer, stops: impl Into<Cow<'a, [String]>>) -> TextWriter<'a> {
+        let stops = Stops { stops: stops.into(), held: String::new(), hidden: vec![], stopped: false };
+        let stream = tokenizer.stream();
+        TextWriter { tokenizer, stream, stops, ends: Cow::Borrowed(&[]), shows_special: true, end: None }
     }
 
     /// Also ends the text at one of these tokens, which are displayed only with special tokens.
-    pub fn until(self, ends: &'a [u32]) -> TextWriter<'a> {
-        TextWriter { ends, ..self }
+    pub fn until(self, ends: impl Into<Cow<'a, [u32]>>) -> TextWriter<'a> {
+        TextWriter { ends: ends.into(), ..self }
     }
 
     /// Hides special tokens. Stop strings may still contain them.
@@ -94,7 +96,7 @@ impl<'a> TextWriter<'a> {
 
 /// Lets text through up to a stop string.
 struct Stops<'a> {
-    stops: &'a [String],
+    stops: Cow<'a, [String]>,
     /// Text that may be the start of a stop string.
     held: String,
     /// The parts of it that are not shown.
@@ -158,7 +160,7 @@ mod tests {
     /// What is shown after each piece, joined by `|`, and at the end.
     fn shown(stops: &[&str], pieces: &[&str]) -> String {
         let stops: Vec<String> = stops.iter().map(|stop| stop.to_string()).collect();
-        let mut writer = Stops { stops: &stops, held: String::new(), hidden: vec![], stopped: false };
+        let mut writer = Stops { stops: stops.into(), held: String::new(), hidden: vec![], stopped: false };
         // Pieces in angle brackets are hidden.
         let mut all: Vec<String> = pieces.iter().map(|piece| writer.take(piece, piece.starts_with('<'))).collect();
         all.push(if writer.stopped { "stopped".into() } else { writer.release() });

@@ -1,6 +1,6 @@
 //! KV caches and recurrent states, so that only new tokens are computed.
 
-use super::Documents;
+use super::{Documents, Slots};
 use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 
@@ -12,6 +12,8 @@ pub enum Past<'a> {
     Documents(&'a Documents),
     /// The tokens in this cache, with one sequence per row.
     Cache(&'a mut Cache),
+    /// The tokens of each slot, of which a row is the next token.
+    Slots(&'a Slots),
 }
 
 impl<'a> From<Option<&'a Documents>> for Past<'a> {
@@ -36,8 +38,17 @@ impl Past<'_> {
         }
     }
 
+    /// The position of each token (B, T) of u32, where it does not follow from its place in the row.
+    pub fn positions(&self) -> Option<&Tensor> {
+        match self {
+            Past::Documents(documents) => Some(&documents.positions),
+            Past::Slots(slots) => Some(slots.positions()),
+            _ => None,
+        }
+    }
+
     pub fn is_cache(&self) -> bool {
-        matches!(self, Past::Cache(_))
+        matches!(self, Past::Cache(_) | Past::Slots(_))
     }
 
     /// The cached keys and values of layer `i`, if there is a cache.
@@ -47,6 +58,7 @@ impl Past<'_> {
     pub fn layer(&self, i: usize) -> Result<Option<KvView<'_>>> {
         match self {
             Past::Cache(cache) => cache.layer(i).map(Some),
+            Past::Slots(slots) => slots.layer(i).map(Some),
             _ => Ok(None),
         }
     }
@@ -73,7 +85,16 @@ enum Kept {
 pub struct KvView<'a> {
     /// (B, T, W)
     pub cache: &'a Tensor,
-    pub tokens: usize,
+    pub tokens: CachedTokens<'a>,
+}
+
+/// How many tokens of each sequence are cached.
+#[derive(Clone, Copy)]
+pub enum CachedTokens<'a> {
+    /// As many of each.
+    Equal(usize),
+    /// (B), u32: those of each sequence of a ragged batch, as [`Tensor::append_and_attend_ragged`] takes them.
+    Ragged(&'a Tensor),
 }
 
 impl Cache {
@@ -122,7 +143,9 @@ impl Cache {
     /// If the layer has none.
     pub fn layer(&self, i: usize) -> Result<KvView<'_>> {
         match &self.kept {
-            Kept::KeysAndValues(layers) if i < layers.len() => Ok(KvView { cache: &layers[i], tokens: self.tokens }),
+            Kept::KeysAndValues(layers) if i < layers.len() => {
+                Ok(KvView { cache: &layers[i], tokens: CachedTokens::Equal(self.tokens) })
+            }
             _ => Err(Error::Invalid(format!("the cache is one of another model: it has no layer {i}"))),
         }
     }
@@ -158,6 +181,19 @@ impl Cache {
             }
         }
         Ok(())
+    }
+
+    /// The keys and values of sequence `i`, which holds this many tokens; they are in the memory of this cache.
+    pub(super) fn sequence(&self, i: usize, tokens: usize) -> Cache {
+        let of_sequence = |layer: &Tensor| {
+            let [_, room, width] = layer.shape()[..] else { unreachable!("a cache has three dimensions") };
+            layer.slice_flat(i * room * width, [1, room, width].into())
+        };
+        let kept = match &self.kept {
+            Kept::KeysAndValues(layers) => Kept::KeysAndValues(layers.iter().map(of_sequence).collect()),
+            Kept::States(states) => Kept::States(states.clone()),
+        };
+        Cache { kept, sequences: 1, tokens }
     }
 
     /// The states of some sequences, for recurrent models.

@@ -6,7 +6,9 @@
 //! In mixed precision (parameters with an f16 copy), operands and results of GEMMs are f16: normalized activations, and
 //! all activations of attention and feed-forward layers. The residual stream stays f32.
 
-use super::{Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, Recomputed, gguf, hf};
+use super::{
+    CachedTokens, Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, Recomputed, gguf, hf,
+};
 use crate::nn::{
     Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join, recomputed,
 };
@@ -62,8 +64,8 @@ impl LanguageModel for Gpt2 {
 
     fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor> {
         let start = self.config.first_position(ids, &past)?;
-        let x = match past.documents() {
-            Some(documents) => self.wte.forward(ids)?.add(&self.wpe.forward(&documents.positions)?)?,
+        let x = match past.positions() {
+            Some(positions) => self.wte.forward(ids)?.add(&self.wpe.forward(positions)?)?,
             None if self.wte.weight.dtype().is_quantized() => {
                 let positions = self.wpe.weight.narrow(0, start, ids.shape().last_dim())?;
                 self.wte.forward(ids)?.add(&positions)?
@@ -174,7 +176,12 @@ impl CausalSelfAttention {
     fn attend(&self, qkv: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
-            Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?,
+            Some(KvView { cache, tokens: CachedTokens::Equal(start) }) => {
+                qkv.append_and_attend(self.heads, cache, start)?
+            }
+            Some(KvView { cache, tokens: CachedTokens::Ragged(starts) }) => {
+                qkv.append_and_attend_ragged(self.heads, cache, starts)?
+            }
         };
         self.c_proj.forward(&y, dropout)
     }

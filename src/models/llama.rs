@@ -6,7 +6,9 @@
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.
 
-use super::{Family, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, Past, Recomputed, gguf, hf};
+use super::{
+    CachedTokens, Family, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, Past, Recomputed, gguf, hf,
+};
 use crate::nn::{
     Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join, recomputed,
 };
@@ -58,6 +60,11 @@ impl LanguageModel for Llama {
         self.config.first_position(ids, &past)?;
         let x = dropout.apply_to_embeddings(self.embed_tokens.forward(ids)?)?; // (B, T, C)
         let rotary = self.rotary.table(&ids.device())?;
+        // Of a ragged batch, row b has the angles of sequence b.
+        let rotary = match &past {
+            Past::Slots(slots) => rotary.embedding(&slots.positions().reshape([ids.len()])?)?,
+            _ => rotary,
+        };
         let starts = past.documents().map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().operand_dtype());
         for (i, layer) in self.layers.iter().enumerate() {
@@ -183,9 +190,15 @@ impl Attention {
         let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
         let y = match kv {
             None => qkv.rope(self.heads, rotary, norm)?.causal_attention(self.heads, starts, dropout.next())?,
-            Some(KvView { cache, tokens }) => {
-                let qkv = qkv.rope_append(self.heads, rotary, norm, cache, tokens)?;
-                qkv.cached_attention(self.heads, cache, tokens)?
+            Some(KvView { cache, tokens: CachedTokens::Equal(start) }) => {
+                let qkv = qkv.rope_append(self.heads, rotary, norm, cache, start)?;
+                qkv.cached_attention(self.heads, cache, start)?
+            }
+            Some(KvView { cache, tokens: CachedTokens::Ragged(starts) }) => {
+                let &[b, _, packed] = &qkv.shape()[..] else { unreachable!("qkv is (B, 1, P)") };
+                // As the tokens of one row, whose angles `rotary` has.
+                let rotated = qkv.reshape([1, b, packed])?.rope(self.heads, rotary, norm)?;
+                rotated.reshape([b, 1, packed])?.append_and_attend_ragged(self.heads, cache, starts)?
             }
         }; // (B, T, H D)
         self.o_proj.forward(&y, dropout)

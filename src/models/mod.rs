@@ -16,10 +16,11 @@ mod llama;
 mod lora;
 mod qwen3;
 mod recurrent;
+mod slots;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use cache::{Cache, KvView, Past};
+pub use cache::{Cache, CachedTokens, KvView, Past};
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use documents::Documents;
 pub(crate) use f16_weights::matmul_weights;
@@ -28,6 +29,7 @@ pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};
 pub use llama::Llama;
 pub use lora::Lora;
+pub use slots::{Next, Slots, all_logits};
 
 use crate::nn::{Dropout, Module};
 use crate::ops::Criterion;

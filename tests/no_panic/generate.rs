@@ -4,8 +4,10 @@ use super::data::tokenizer;
 use super::models::{model, small};
 use super::{Defined, HUGE, Refused, Row};
 use rustyflow::config::GenerateConfig;
-use rustyflow::generate::{Request, Sampling, Session, TextWriter, check_prompt, generate, generate_batch, printable};
-use rustyflow::{Device, Result};
+use rustyflow::generate::{
+    NextDraw, Request, Sampling, Session, TextWriter, check_prompt, draw_each, generate, generate_batch, printable,
+};
+use rustyflow::{Device, Result, Tensor};
 use std::ops::ControlFlow;
 
 fn sampling() -> Sampling {
@@ -55,6 +57,12 @@ pub fn rows() -> Vec<Row> {
             }
             Ok(())
         }),
+        ("draw_each", Refused, |d| {
+            let (sampling, logits) = (sampling(), Tensor::from_f32(&[0.0; 20], [1, 20], d)?);
+            let text = NextDraw { sampling: &sampling, number: 0, text: &[u32::MAX], bias: &[] };
+            draw_each(&logits, &[Some(text)]).map(drop)
+        }),
+        ("draw_each", Refused, |d| draw_each(&Tensor::from_f32(&[0.0; 20], [1, 20], d)?, &[None, None]).map(drop)),
         ("check_prompt", Refused, |_| check_prompt(&small(), &[])),
         ("TextWriter::new", Defined, |_| {
             let (tokenizer, stops) = (tokenizer()?, [String::new()]);

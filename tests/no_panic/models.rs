@@ -4,10 +4,10 @@ use super::data::NOWHERE;
 use super::{Defined, HUGE, Refused, Row, zeros};
 use rustyflow::models::{
     self, AdapterWeights, Cache, Documents, Gpt2, LanguageModel, Llama, LlamaConfig, Lora, ModelConfig, ModelKind,
-    ModelWeights, Past, to_device_as_f16, to_device_quantized,
+    ModelWeights, Next, Past, Slots, all_logits, to_device_as_f16, to_device_quantized,
 };
 use rustyflow::optim::ParameterArena;
-use rustyflow::{DType, Device, Result, Shape};
+use rustyflow::{DType, Device, Result, Shape, Tensor};
 use std::path::Path;
 
 /// A GPT-2 of a vocabulary of 20 and a context of 8.
@@ -107,6 +107,34 @@ fn pasts() -> Vec<Row> {
             let mut cache = cache(d)?;
             cache.truncate(HUGE)?;
             cache.truncate(0)
+        }),
+        ("Slots::new", Refused, |d| Slots::new(&*model(&small(), d)?, 0, 8).map(drop)),
+        ("Slots::new", Defined, |d| Slots::new(&*model(&small(), d)?, 1, HUGE).map(drop)),
+        ("Slots::size_bytes", Defined, |d| {
+            assert_eq!(Slots::size_bytes(&*model(&small(), d)?, HUGE, HUGE), u64::MAX);
+            Ok(())
+        }),
+        ("Slots::open", Refused, |d| {
+            let model = model(&small(), d)?;
+            Slots::new(&*model, 1, 8)?.open(&*model, HUGE, 0).map(drop)
+        }),
+        ("Slots::close", Refused, |d| {
+            let model = model(&small(), d)?;
+            let mut slots = Slots::new(&*model, 1, 8)?;
+            let cache = slots.open(&*model, 0, 0)?;
+            slots.close(1, &cache)
+        }),
+        ("Slots::step", Refused, |d| {
+            let model = model(&small(), d)?;
+            Slots::new(&*model, 1, 8)?.step(&*model, &[None, None]).map(drop)
+        }),
+        ("Slots::step", Refused, |d| {
+            let model = model(&small(), d)?;
+            Slots::new(&*model, 1, 8)?.step(&*model, &[Some(Next { id: 1, position: HUGE })]).map(drop)
+        }),
+        ("all_logits", Refused, |d| {
+            let (model, ids) = (model(&small(), d)?, Tensor::from_u32(&[1; 9], [1, 9], d)?);
+            all_logits(&*model, &ids, &mut model.cache(1, 8)?).map(drop)
         }),
         ("Past::layer", Refused, |d| Past::Cache(&mut cache(d)?).layer(1).map(drop)),
         ("Past::layer", Defined, |_| {

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
-use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build, to_device_quantized};
+use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Next, Past, Slots, build, to_device_quantized};
 use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{Criterion, Heads, cases};
@@ -242,6 +242,11 @@ fn model_steps(device: &Device) {
                 let (bias, seen) = (has_bias.then_some(&bias), has_seen.then_some(&seen));
                 logits.sample(&zeros(&[2, 8], DType::U32, device), bias, seen, 0).unwrap();
             }
+        }
+        // Of texts of different lengths, in a cache of one split of keys and of as many as the context has.
+        for context in [t.min(64), t] {
+            let mut slots = Slots::new(&*model, 2, context).unwrap();
+            slots.step(&*model, &[None, Some(Next { id: 1, position: context - 1 })]).unwrap();
         }
     }
 }

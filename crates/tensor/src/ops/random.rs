@@ -24,6 +24,11 @@ impl Key {
         mix_bits(mix_bits(counter ^ self.words[0]) ^ self.words[1])
     }
 
+    /// The stream whose number 0 of [`Key::bits`] is number `counter` of this one.
+    pub fn at(self, counter: u32) -> Key {
+        Key { words: [self.words[0] ^ counter, self.words[1]], ..self }
+    }
+
     /// 32 random bits for dropout: SplitMix32 after `counter` steps (Steele, Lea, Flood 2014; each key has its own
     /// step). Half the cost of [`Key::bits`], because attention kernels draw one per attention weight. `mask_bits4` in
     /// `shaders/common.wgsl`.
