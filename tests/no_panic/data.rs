@@ -153,6 +153,7 @@ fn tokenizers() -> Vec<Row> {
         ("Tokenizer::from_folder", Refused, |_| Tokenizer::from_folder(Path::new(NOWHERE)).map(drop)),
         ("Tokenizer::from_file", Refused, |_| Tokenizer::from_file(Path::new("Cargo.toml")).map(drop)),
         ("Tokenizer::decode", Refused, |_| tokenizer()?.decode(&[u32::MAX]).map(drop)),
+        ("Tokenizer::token_bytes", Refused, |_| tokenizer()?.token_bytes(u32::MAX).map(drop)),
         ("Tokenizer::encode", Refused, |_| tokenizer()?.encode("\u{1f980}").map(drop)),
         ("Tokenizer::coverage", Refused, |_| {
             let word = Tokenizer::build(&TokenizerSpec::Word, 0, &corpus()?, Path::new(NOWHERE))?;

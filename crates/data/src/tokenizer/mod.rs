@@ -261,6 +261,26 @@ impl Tokenizer {
         Ok(text)
     }
 
+    /// The bytes of one token within a text; of a byte-level vocabulary they may be a part of a character.
+    ///
+    /// Fails on an id outside the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Result<Vec<u8>> {
+        self.check_id(id)?;
+        let piece = &self.pieces[id as usize];
+        match self.kind {
+            Kind::Char { .. } | Kind::ByteLevel { .. } => Ok(piece.clone()),
+            Kind::Spaces { .. } if !self.is_special(id) => {
+                let text = String::from_utf8_lossy(piece);
+                let byte = text.strip_prefix("<0x").and_then(|text| text.strip_suffix('>'));
+                match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+                    Some(byte) => Ok(vec![byte]),
+                    None => Ok(text.replace('\u{2581}', " ").into_bytes()),
+                }
+            }
+            _ => self.decode(&[id]).map(String::into_bytes),
+        }
+    }
+
     /// A streaming decoder, which returns text as soon as it is final.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
