@@ -4,21 +4,25 @@
 #![allow(dead_code)] // each fuzz target uses one
 
 use rustyflow::config::Layers;
-use rustyflow::data::{ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Order, Piece, Split, Tokenizer};
+use rustyflow::data::{
+    ChatSpec, ChatTemplate, Corpus, CorpusSpec, DeclaredIds, Loader, Order, Piece, Split, TextConventions, Tokenizer,
+    TokenizerSpec,
+};
 use rustyflow::models::gguf::{self, GgufFile};
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena, SavedMoments};
+use rustyflow::serve::RequestReader;
 use rustyflow::train::{TrainerState, find_checkpoint};
 use rustyflow::{DType, Device};
 use std::fs;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{LazyLock, Once};
 
 /// Takes a file's bytes, and a folder to put them into.
 pub type Entry = fn(&Path, &[u8]);
 
 /// Each entry under the name of its target and of the folder with its seeds.
-pub const ENTRIES: [(&str, Entry); 13] = [
+pub const ENTRIES: [(&str, Entry); 14] = [
     ("config", config),
     ("env", env),
     ("tokenizer", tokenizer),
@@ -32,6 +36,7 @@ pub const ENTRIES: [(&str, Entry); 13] = [
     ("gguf", gguf_file),
     ("template", template),
     ("jsonl", jsonl),
+    ("request", request),
 ];
 
 /// Runs an entry in a folder of this process.
@@ -226,5 +231,33 @@ pub fn jsonl(folder: &Path, bytes: &[u8]) {
         for split in [Split::Train, Split::Validation] {
             corpus.read(split, &mut |_| Ok(())).expect("it was read before");
         }
+    }
+}
+
+/// The body of a request to `rustyflow serve`: what is accepted fits the model.
+pub fn request(_: &Path, bytes: &[u8]) {
+    const CONTEXT: usize = 64;
+    static READER: LazyLock<RequestReader> = LazyLock::new(|| {
+        let corpus = Corpus::of_texts("fuzz", &(' '..='~').collect::<String>(), "", None).expect("it is a text");
+        let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &corpus, Path::new(".")).expect("of characters");
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}";
+        let template = ChatTemplate::new("fuzz", source, serde_json::Map::new()).expect("it is a template");
+        let (kind, vocab_size) = (ModelKind::GPT2, tokenizer.vocab_size());
+        let (n_layer, n_head, n_embd, bias, tie_embeddings) = (1, 1, 8, false, true);
+        let shape = ModelConfig {
+            kind,
+            vocab_size,
+            block_size: CONTEXT,
+            n_layer,
+            n_head,
+            n_embd,
+            bias,
+            tie_embeddings,
+            llama: None,
+        };
+        RequestReader::new(shape, TextConventions::new(tokenizer, None, DeclaredIds::default()), template, CONTEXT)
+    });
+    for prompt in READER.prompts(bytes) {
+        assert!((1..=CONTEXT).contains(&prompt.len()) && prompt.iter().all(|id| *id < 100), "{prompt:?}");
     }
 }

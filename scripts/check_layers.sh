@@ -32,7 +32,7 @@ order() {
 }
 
 order crates/tensor/src "profile pool" "gpu cpu" "tensor" "ops" "opcheck nn optim" "step" "fit"
-order src "config report" "models" "generate" "train" "bench" "cli"
+order src "config report" "models" "generate" "train" "bench serve" "cli"
 order src/train in=train "evaluation" "checkpoint" "setup" "step" "plan" "run" "trainer" "loading export"
 # What assembles a run knows the configuration and the data; a model and a benchmark do not, but for GGUF files, which
 # hold a tokenizer.

@@ -2,7 +2,7 @@
 //!
 //! The crate order is `rustyflow-base` <- `rustyflow-tensor`, `rustyflow-data`, `rustyflow-comm` <- `rustyflow`. This
 //! crate adds models, generation, training runs and the command. Its modules import only from modules to their left:
-//! `config, report <- models <- generate <- train <- bench <- cli`. `docs/design.md` is the map.
+//! `config, report <- models <- generate <- train <- bench, serve <- cli`. `docs/design.md` is the map.
 
 // rustdoc needs this depth to decide whether wgpu's nested types are `Send` and `Sync`.
 #![recursion_limit = "256"]
@@ -14,6 +14,8 @@ pub mod config;
 pub mod generate;
 pub mod models;
 pub mod report;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod train;
 
 pub use rustyflow_base::cache::user_folder as user_cache_folder;
