@@ -48,6 +48,14 @@ pub const CHAT: &str = "Examples:
   rustyflow chat --model runs/my-run --chat-template chatml
   rustyflow chat --json < questions.txt > answers.jsonl     a line, an answer";
 
+#[cfg(feature = "serve")]
+pub const SERVE: &str = "Examples:
+  rustyflow serve                                           the newest run, at http://127.0.0.1:8080
+  rustyflow serve --model model.gguf --dtype q8_0 --slots 8 --context 2048
+  rustyflow serve --model Qwen/Qwen3-0.6B --host 0.0.0.0 --port 80 --api-key-file key.txt
+
+docs/serve.md has the endpoints, and how to use them from curl, Python and evaluation harnesses.";
+
 pub const FETCH: &str = "Examples:
   rustyflow fetch openai-community/gpt2                     then by that name: train --init, chat
   rustyflow fetch Qwen/Qwen3-0.6B --revision main --exclude \"*.md\"

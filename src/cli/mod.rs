@@ -27,6 +27,8 @@ mod progress;
 mod reproduce;
 mod runs;
 mod sampling;
+#[cfg(feature = "serve")]
+mod serve;
 mod shell;
 mod sweep;
 mod train;
@@ -78,6 +80,9 @@ enum Command {
     Generate(generate::Args),
     /// Chat with a model in the terminal
     Chat(chat::Args),
+    /// Serve a model over HTTP with OpenAI's protocol, and a chat page
+    #[cfg(feature = "serve")]
+    Serve(serve::Args),
     /// Download a model from Hugging Face's hub into the cache that transformers uses
     Fetch(fetch::Args),
     /// Convert a model: to GGUF for llama.cpp, or to safetensors for transformers
@@ -127,6 +132,8 @@ impl Command {
             Command::Bench(command) => command.is_for_machines(),
             Command::Data(command) => command.is_for_machines(),
             Command::Config(command) => command.is_for_machines(),
+            #[cfg(feature = "serve")]
+            Command::Serve(_) => false,
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -157,6 +164,8 @@ pub fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
         Command::Chat(args) => chat::run(args, &interrupts),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(&args, &interrupts),
         Command::Fetch(args) => fetch::run(args),
         Command::Export(args) => export::run(&args),
         Command::Merge(args) => merge::run(&args),

@@ -36,6 +36,8 @@ mod resuming;
 mod runs;
 #[cfg(unix)]
 mod scripts;
+#[cfg(all(unix, feature = "serve"))]
+mod serving;
 mod settings;
 mod shells;
 mod sinks;
