@@ -218,6 +218,23 @@ impl Cache {
         Ok(Cache { tokens: self.tokens, ..Cache::of_states(states.collect::<Result<_>>()?) })
     }
 
+    /// Takes back what a step changed in the states of the sequences that do not advance, for recurrent models.
+    ///
+    /// # Errors
+    /// If the device runs out of memory.
+    pub(super) fn advance_only(&mut self, advances: &[bool], before: &Cache) -> Result<()> {
+        let (Kept::States(states), Kept::States(before)) = (&mut self.kept, &before.kept) else { return Ok(()) };
+        if advances.iter().all(|advances| *advances) {
+            return Ok(());
+        }
+        let mask: Vec<f32> = advances.iter().map(|advances| f32::from(u8::from(*advances))).collect();
+        for (state, before) in states.iter_mut().zip(before) {
+            let mask = Tensor::from_f32(&mask, [1, mask.len(), 1], &state.device())?;
+            *state = mask.where_cond(state, before)?;
+        }
+        Ok(())
+    }
+
     /// Counts tokens that every layer has added.
     pub(super) fn advance(&mut self, tokens: usize) {
         self.tokens += tokens;

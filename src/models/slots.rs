@@ -109,7 +109,11 @@ impl Slots {
         let ids: Vec<u32> = next.iter().map(|next| next.map_or(0, |next| next.id)).collect();
         let ids = Tensor::from_u32(&ids, [next.len(), 1], &device)?;
         if self.cache.layers() == 0 {
-            return model.next_token_logits(&ids, &mut self.cache);
+            let before = self.cache.clone();
+            let logits = model.next_token_logits(&ids, &mut self.cache)?;
+            let advances: Vec<bool> = next.iter().map(Option::is_some).collect();
+            self.cache.advance_only(&advances, &before)?;
+            return Ok(logits);
         }
         (self.positions, self.starts) = device_positions(next, &device)?;
         no_grad(|| {
@@ -217,6 +221,31 @@ mod tests {
                         assert!((got - want).abs() < 1e-5, "{device}, {config:?}: {got} {want}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_misses_a_step_goes_on_as_it_would_have() {
+        for device in Device::for_tests() {
+            for config in configs() {
+                let mut model = build(&config, 3).unwrap();
+                model.to_device(&device).unwrap();
+                let mut slots = Slots::new(&*model, 2, 12).unwrap();
+                for i in 0..2 {
+                    let mut cache = slots.open(&*model, i, 0).unwrap();
+                    let ids = Tensor::from_u32(&[7, 11, 7], [1, 3], &device).unwrap();
+                    model.next_token_logits(&ids, &mut cache).unwrap();
+                    slots.close(i, &cache).unwrap();
+                }
+                let mut step = |next: [Option<Next>; 2]| slots.step(&*model, &next).unwrap().to_f32().unwrap();
+                let next = |position: usize| Some(Next { id: position as u32, position });
+                step([next(3), next(3)]);
+                step([next(4), None]);
+                let logits = step([None, next(4)]);
+                let last = step([next(5), next(5)]);
+                assert_eq!(last[..50], last[50..], "{device}, {config:?}");
+                assert_ne!(logits[50..], last[50..]);
             }
         }
     }

@@ -87,7 +87,10 @@ pub fn serve(
     }
     let slots = Slots::new(model, options.slots, options.context)?;
     let address = SocketAddr::new(options.host, options.port);
-    let listen = |error| Error::Invalid(format!("--host {} --port {}: {error}", options.host, options.port));
+    let listen = |error| {
+        let ServeOptions { host, port, .. } = &options;
+        Error::Invalid(format!("--host {host} --port {port}: {error}; choose another address"))
+    };
     let listener = TcpListener::bind(address).map_err(listen)?;
     let bound = listener.local_addr().map_err(listen)?;
     let shared = Arc::new(Shared::new(model.config().clone(), text, template, options, slots.context()));

@@ -119,7 +119,7 @@ impl<'a> Text<'a> {
     /// Ends the text with an error.
     pub fn fail(&mut self, message: String) {
         self.send(EventKind::Failed(message));
-        self.ended = true;
+        (self.ended, self.reading) = (true, None);
     }
 
     /// Sends an event when its client has room for it.

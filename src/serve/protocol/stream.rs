@@ -74,7 +74,9 @@ impl Body for Chunks {
             }
             match self.events.poll_recv(context) {
                 Poll::Ready(Some(event)) => self.take(event),
-                Poll::Ready(None) => self.fail(&ApiError::internal("the text was given up: its client was too slow")),
+                Poll::Ready(None) => {
+                    self.fail(&ApiError::internal("the text was cut: the server ended, or it was read too slowly"))
+                }
                 Poll::Pending if self.keep_alive.as_mut().poll(context).is_ready() => {
                     self.ready.push_back(Bytes::from_static(b": keep-alive\n\n"));
                 }
