@@ -149,17 +149,27 @@ fn device_positions(next: &[Option<Next>], device: &Device) -> Result<(Tensor, T
     Ok((positions, Tensor::from_u32(&starts, [next.len()], device)?))
 }
 
-/// The logits after every token of ids (1, T), which follow those in the cache and are added to it: (T, V), f32.
+/// The final hidden states of every token of ids (1, T), which follow those in the cache and are added to it: (T, C), of
+/// the head's type.
 ///
 /// # Errors
 /// If the shapes or the cache do not fit, or all tokens together do not fit the context.
-pub fn all_logits(model: &dyn LanguageModel, ids: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+pub fn hidden_states(model: &dyn LanguageModel, ids: &Tensor, cache: &mut Cache) -> Result<Tensor> {
     no_grad(|| {
         let h = model.hidden(ids, Past::Cache(cache), &Dropout::off())?; // (1, T, C)
         cache.advance(ids.len());
         let c = h.shape().last_dim();
-        h.reshape([ids.len(), c])?.linear_to_f32(model.head(), model.head_bias())
+        h.reshape([ids.len(), c])
     })
+}
+
+/// The logits after every token of [`hidden_states`]: (T, V), f32.
+///
+/// # Errors
+/// Those of [`hidden_states`].
+pub fn all_logits(model: &dyn LanguageModel, ids: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+    let h = hidden_states(model, ids, cache)?; // (T, C)
+    no_grad(|| h.linear_to_f32(model.head(), model.head_bias()))
 }
 
 #[cfg(test)]

@@ -21,13 +21,23 @@ pub(super) struct Job {
     /// Strings and tokens that end the text; neither is part of it.
     pub stops: Vec<String>,
     pub ends: Vec<u32>,
-    /// The log-probabilities of the prompt's tokens are wanted too.
-    pub scores_prompt: bool,
+    pub task: Task,
     /// How many alternatives to report with the log-probability of each token; `None` for no log-probabilities.
     pub top_logprobs: Option<usize>,
     /// Where the events go. It is closed when the client is gone.
     pub events: Sender<Event>,
     pub arrived: Instant,
+}
+
+/// What is wanted of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    /// Its continuation.
+    Generate,
+    /// The log-probabilities of the prompt's tokens, and its continuation.
+    Score,
+    /// The embedding of the prompt.
+    Embed,
 }
 
 /// What has become of the text `index` of a request.
@@ -41,6 +51,8 @@ pub(super) struct Event {
 pub(super) enum EventKind {
     /// The log-probabilities of the prompt's tokens; the first has none.
     Prompt(Vec<Option<Logprob>>),
+    /// The embedding of the prompt, and its number of tokens.
+    Embedding { vector: Vec<f32>, tokens: usize },
     /// A token, and the text that is certain with it.
     Token { text: String, logprob: Option<Logprob> },
     /// The end, and the rest of the text.

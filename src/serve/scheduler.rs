@@ -6,11 +6,11 @@
 //! that the next text with the same beginning skips them.
 
 use super::Shared;
-use super::job::{EventKind, FinishReason, Job, Logprob};
+use super::job::{EventKind, FinishReason, Job, Logprob, Task};
 use super::text::Text;
 use crate::generate::draw_each;
-use crate::models::{LanguageModel, Next, Slots, all_logits};
-use crate::{Error, Result, Tensor};
+use crate::models::{LanguageModel, Next, Slots, all_logits, hidden_states};
+use crate::{DType, Error, Result, Tensor};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,10 +106,10 @@ impl<'a> Scheduler<'a> {
     /// one that keeps the least.
     fn slot_for(&self, job: &Job) -> (usize, usize) {
         let shared = |slot: usize| {
-            // The last token is computed in any case: the first that is drawn follows from it.
+            // The last token is computed in any case: the first that is drawn follows from it. Other tasks need all.
             let most = job.prompt.len() - 1;
             let same = self.kept[slot].iter().zip(&job.prompt[..most]).take_while(|(old, new)| old == new).count();
-            if job.scores_prompt { 0 } else { same / self.chunk * self.chunk }
+            if job.task != Task::Generate { 0 } else { same / self.chunk * self.chunk }
         };
         let free = (0..self.texts.len()).filter(|slot| self.texts[*slot].is_none());
         let best = free.map(|slot| (shared(slot), Reverse(self.kept[slot].len()), Reverse(slot))).max();
@@ -148,17 +148,19 @@ impl<'a> Scheduler<'a> {
         let begin = cache.tokens();
         let end = ((begin / self.chunk + 1) * self.chunk).min(text.job.prompt.len());
         let ids = Tensor::from_u32(&text.job.prompt[begin..end], [1, end - begin], &self.model.device())?;
-        let logits = if text.job.scores_prompt {
-            all_logits(self.model, &ids, cache)?
-        } else {
-            self.model.next_token_logits(&ids, cache)?
-        }; // (T, V) or (1, V)
+        let output = match text.job.task {
+            Task::Generate => self.model.next_token_logits(&ids, cache)?, // (1, V)
+            Task::Score => all_logits(self.model, &ids, cache)?,          // (T, V)
+            Task::Embed => hidden_states(self.model, &ids, cache)?,       // (T, C)
+        };
         metrics.prompt_tokens(end - begin);
         if end.is_multiple_of(self.chunk) && !self.model.config().is_recurrent() {
             self.kept[slot].extend(&text.job.prompt[begin..end]);
         }
-        if text.job.scores_prompt {
-            text.send(EventKind::Prompt(score(&text.job, begin, end, &logits)?));
+        match text.job.task {
+            Task::Generate => {}
+            Task::Score => text.send(EventKind::Prompt(score(&text.job, begin, end, &output)?)),
+            Task::Embed => text.pool(&output.to_dtype(DType::F32)?.to_f32()?, output.shape().last_dim()),
         }
         if end < text.job.prompt.len() {
             return Ok(());
@@ -166,14 +168,24 @@ impl<'a> Scheduler<'a> {
         if let Some(cache) = text.reading.take() {
             self.slots.close(slot, &cache)?;
         }
-        if text.job.max_tokens == 0 {
-            return text.end(FinishReason::Length);
+        match text.job.task {
+            Task::Embed => {
+                text.embed();
+                Ok(())
+            }
+            _ if text.job.max_tokens == 0 => text.end(FinishReason::Length),
+            _ => self.draw_first(slot, &output),
         }
+    }
+
+    /// Draws the first token of a text, by the last of these logits (T, V).
+    fn draw_first(&mut self, slot: usize, logits: &Tensor) -> Result<()> {
+        let text = self.texts[slot].as_mut().expect("a text is in the slot");
         let last = logits.narrow(0, logits.shape().rows() - 1, 1)?;
         let drawn = draw_each(&last, &[Some(text.draw())])?.remove(0).expect("a text is there");
         let values = text.job.top_logprobs.map(|_| last.to_f32()).transpose()?;
         accept(text, drawn?, values.as_deref())?;
-        metrics.first_token(text);
+        self.shared.metrics.first_token(text);
         Ok(())
     }
 

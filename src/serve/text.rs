@@ -26,6 +26,8 @@ pub(super) struct Text<'a> {
     counts: BTreeMap<u32, u32>,
     /// The biases of the next draw by frequency and presence.
     bias: Vec<(u32, f32)>,
+    /// The sum of the prompt's hidden states so far, (C).
+    pooled: Vec<f64>,
     unsent: VecDeque<Event>,
     stalled: Option<Instant>,
     ended: bool,
@@ -43,6 +45,7 @@ impl<'a> Text<'a> {
             cached,
             counts: BTreeMap::new(),
             bias: vec![],
+            pooled: vec![],
             unsent: VecDeque::new(),
             stalled: None,
             ended: false,
@@ -114,6 +117,23 @@ impl<'a> Text<'a> {
         self.send(EventKind::End { text, reason, usage });
         self.ended = true;
         Ok(())
+    }
+
+    /// Adds hidden states (T, width) of the prompt to its embedding.
+    pub fn pool(&mut self, states: &[f32], width: usize) {
+        self.pooled.resize(width, 0.0);
+        for state in states.chunks(width) {
+            self.pooled.iter_mut().zip(state).for_each(|(sum, x)| *sum += f64::from(*x));
+        }
+    }
+
+    /// Ends the text with its embedding: the mean of the prompt's final hidden states, of length 1.
+    pub fn embed(&mut self) {
+        // The length takes away the number of tokens, too.
+        let norm = self.pooled.iter().map(|x| x * x).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        let vector = self.pooled.iter().map(|x| (x / norm) as f32).collect();
+        self.send(EventKind::Embedding { vector, tokens: self.job.prompt.len() });
+        self.ended = true;
     }
 
     /// Ends the text with an error.

@@ -4,7 +4,7 @@ use super::data::NOWHERE;
 use super::{Defined, HUGE, Refused, Row, zeros};
 use rustyflow::models::{
     self, AdapterWeights, Cache, Documents, Gpt2, LanguageModel, Llama, LlamaConfig, Lora, ModelConfig, ModelKind,
-    ModelWeights, Next, Past, Slots, all_logits, to_device_as_f16, to_device_quantized,
+    ModelWeights, Next, Past, Slots, all_logits, hidden_states, to_device_as_f16, to_device_quantized,
 };
 use rustyflow::optim::ParameterArena;
 use rustyflow::{DType, Device, Result, Shape, Tensor};
@@ -131,6 +131,10 @@ fn pasts() -> Vec<Row> {
         ("Slots::step", Refused, |d| {
             let model = model(&small(), d)?;
             Slots::new(&*model, 1, 8)?.step(&*model, &[Some(Next { id: 1, position: HUGE })]).map(drop)
+        }),
+        ("hidden_states", Refused, |d| {
+            let (model, ids) = (model(&small(), d)?, Tensor::from_u32(&[1; 9], [1, 9], d)?);
+            hidden_states(&*model, &ids, &mut model.cache(1, 8)?).map(drop)
         }),
         ("all_logits", Refused, |d| {
             let (model, ids) = (model(&small(), d)?, Tensor::from_u32(&[1; 9], [1, 9], d)?);

@@ -4,7 +4,8 @@ use super::respond::{self, ResponseBody};
 use super::{BODY_TIMEOUT, MOST_BODY_BYTES, access};
 use crate::data::ChatTemplate;
 use crate::serve::Shared;
-use crate::serve::protocol::{self, Accepted, ApiError, Chunks, Endpoint, Fields};
+use crate::serve::job::Job;
+use crate::serve::protocol::{self, Accepted, ApiError, Chunks, Embeddings, Endpoint, Fields};
 use crate::serve::queue::Refused;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -26,6 +27,7 @@ enum Route {
     Models,
     Model,
     Generate(Endpoint),
+    Embeddings,
     TokenizerInfo,
     Tokenize,
     Detokenize,
@@ -43,6 +45,7 @@ impl Route {
             "/models" => (Route::Models, "/models"),
             "/chat/completions" => (Route::Generate(Endpoint::Chat), "/chat/completions"),
             "/completions" => (Route::Generate(Endpoint::Completions), "/completions"),
+            "/embeddings" => (Route::Embeddings, "/embeddings"),
             "/tokenizer_info" => (Route::TokenizerInfo, "/tokenizer_info"),
             "/tokenize" => (Route::Tokenize, "/tokenize"),
             "/detokenize" => (Route::Detokenize, "/detokenize"),
@@ -53,7 +56,7 @@ impl Route {
 
     fn method(self) -> Method {
         match self {
-            Route::Generate(_) | Route::Tokenize | Route::Detokenize => Method::POST,
+            Route::Generate(_) | Route::Embeddings | Route::Tokenize | Route::Detokenize => Method::POST,
             _ => Method::GET,
         }
     }
@@ -113,6 +116,7 @@ async fn answer(
         }
         Route::TokenizerInfo => Ok(respond::json(&tokenizer_info(shared))),
         Route::Generate(endpoint) => generate(endpoint, body(request).await?, shared).await,
+        Route::Embeddings => embed(body(request).await?, shared).await,
         Route::Tokenize => in_background(body(request).await?, shared, tokenize).await,
         Route::Detokenize => in_background(body(request).await?, shared, detokenize).await,
     }
@@ -139,10 +143,7 @@ async fn generate(endpoint: Endpoint, body: Bytes, shared: &Arc<Shared>) -> Resu
     // Tokenizing a long prompt takes time, in which other connections go on.
     let read = tokio::task::spawn_blocking(move || protocol::read(endpoint, &body, &reader)).await;
     let Accepted { jobs, mut events, mut answer, stream, include_usage } = read.map_err(|_| bug())??;
-    shared.queue.push(jobs).map_err(|refused| match refused {
-        Refused::Full => ApiError::busy(),
-        Refused::Closed => ApiError::stopping(),
-    })?;
+    enqueue(jobs, shared)?;
     if stream {
         return Ok(respond::stream(Chunks::new(events, answer, include_usage)));
     }
@@ -153,6 +154,22 @@ async fn generate(endpoint: Endpoint, body: Bytes, shared: &Arc<Shared>) -> Resu
         }
     }
     Err(ApiError::stopping())
+}
+
+/// Embeds the texts of a request.
+async fn embed(body: Bytes, shared: &Arc<Shared>) -> Result<Response<ResponseBody>, ApiError> {
+    let reader = shared.clone();
+    let read = tokio::task::spawn_blocking(move || Embeddings::read(&body, &reader)).await;
+    let mut embeddings = read.map_err(|_| bug())??;
+    enqueue(std::mem::take(&mut embeddings.jobs), shared)?;
+    embeddings.answer().await.map(|value| respond::json(&value))
+}
+
+fn enqueue(jobs: Vec<Job>, shared: &Shared) -> Result<(), ApiError> {
+    shared.queue.push(jobs).map_err(|refused| match refused {
+        Refused::Full => ApiError::busy(),
+        Refused::Closed => ApiError::stopping(),
+    })
 }
 
 /// Answers from a body, on a thread for work that takes time.

@@ -121,6 +121,8 @@ impl Answer {
                     self.usage.cached += usage.cached;
                 }
             }
+            // Of other requests.
+            EventKind::Embedding { .. } => {}
             EventKind::Failed(message) => return Err(ApiError::internal(message)),
         }
         Ok(i)

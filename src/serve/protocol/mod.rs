@@ -4,13 +4,16 @@
 mod answer;
 mod chat;
 mod completions;
+mod embeddings;
 mod error;
 mod fields;
 mod logprobs;
+mod prompts;
 mod sampling;
 mod stream;
 
 pub(super) use answer::{Answer, Endpoint, unix_time};
+pub(super) use embeddings::Embeddings;
 pub(super) use error::ApiError;
 pub(super) use fields::{Fields, parse, token_ids};
 pub(super) use stream::Chunks;

@@ -4,7 +4,7 @@ use super::fields::{integer, wrong};
 use super::{ApiError, Fields};
 use crate::generate::Sampling;
 use crate::serve::Shared;
-use crate::serve::job::{Event, Job};
+use crate::serve::job::{Event, Job, Task};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
@@ -61,7 +61,7 @@ impl Settings {
             presence_penalty: self.presence_penalty,
             stops: self.stops.clone(),
             ends: vec![],
-            scores_prompt: false,
+            task: Task::Generate,
             top_logprobs: None,
             events: events.clone(),
             arrived: Instant::now(),

@@ -1,8 +1,18 @@
 //! OpenAI's protocol: answers, streams, log-probabilities and errors.
 
 use super::{Server, answer, chat, sandbox};
+use crate::sandbox::Sandbox;
+use rustyflow::data::TextConventions;
+use rustyflow::models::{LanguageModel, Past};
+use rustyflow::nn::Dropout;
 use serde_json::{Value, json};
 use std::io::Write;
+
+/// The model that is served, on the CPU.
+fn model(sandbox: &Sandbox) -> (Box<dyn LanguageModel>, TextConventions) {
+    let folder = rustyflow::train::find_model(&sandbox.path("runs/llama"), &|_| {}).unwrap();
+    rustyflow::train::load_model("f32".parse().unwrap(), &folder, &rustyflow::Device::Cpu).unwrap()
+}
 
 #[test]
 fn chats_and_completions_follow_the_protocol() {
@@ -119,11 +129,9 @@ fn log_probabilities_are_those_of_the_model() {
     let answer = server.post("/v1/completions", &body).ok();
     let logprobs = &answer["choices"][0]["logprobs"];
     let list = |name: &str| logprobs[name].as_array().unwrap().clone();
-    let folder = rustyflow::train::find_model(&sandbox.path("runs/llama"), &|_| {}).unwrap();
-    let cpu = rustyflow::Device::Cpu;
-    let (model, text) = rustyflow::train::load_model("f32".parse().unwrap(), &folder, &cpu).unwrap();
+    let (model, text) = model(&sandbox);
     let ids = text.tokenizer.encode(&prompt).unwrap();
-    let input = rustyflow::Tensor::from_u32(&ids, [1, ids.len()], &cpu).unwrap();
+    let input = rustyflow::Tensor::from_u32(&ids, [1, ids.len()], &rustyflow::Device::Cpu).unwrap();
     let logits = rustyflow::tensor::no_grad(|| model.logits(&input)).unwrap().to_f32().unwrap();
     let got = list("token_logprobs");
     assert_eq!((got.len(), &got[0], list("tokens").len()), (201, &Value::Null, 201));
@@ -153,6 +161,35 @@ fn log_probabilities_are_those_of_the_model() {
         assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 3);
         assert!(token["top_logprobs"][0]["logprob"].as_f64() >= token["logprob"].as_f64(), "{token}");
     }
+    server.stop();
+}
+
+#[test]
+fn embeddings_are_mean_hidden_states() {
+    let sandbox = sandbox();
+    let server = Server::start(&sandbox, "llama", &[]);
+    // Longer than a chunk of a prompt; and tokens.
+    let input = "ab cd ".repeat(30);
+    let answer = server.post("/v1/embeddings", &json!({"input": [input, [5, 6, 7]]})).ok();
+    assert_eq!((&answer["object"], &answer["usage"]["total_tokens"]), (&json!("list"), &json!(183)));
+    let vector = |i: usize| -> Vec<f32> { serde_json::from_value(answer["data"][i]["embedding"].clone()).unwrap() };
+    let (model, text) = model(&sandbox);
+    for (i, ids) in [text.tokenizer.encode(&input).unwrap(), vec![5, 6, 7]].iter().enumerate() {
+        let ids = rustyflow::Tensor::from_u32(ids, [1, ids.len()], &rustyflow::Device::Cpu).unwrap();
+        let states = model.hidden(&ids, Past::Nothing, &Dropout::off()).unwrap().to_f32().unwrap();
+        let mean: Vec<f32> = (0..32).map(|c| states.chunks(32).map(|state| state[c]).sum()).collect();
+        let norm = mean.iter().map(|x| x * x).sum::<f32>().sqrt();
+        for (got, want) in vector(i).iter().zip(&mean) {
+            assert!((got - want / norm).abs() < 1e-5, "{got} {}", want / norm);
+        }
+    }
+    let body = json!({"input": [5, 6, 7], "encoding_format": "base64"});
+    let answer = server.post("/v1/embeddings", &body).ok();
+    // Each three bytes are four digits.
+    assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), (32_usize * 4).div_ceil(3) * 4);
+    server.post("/v1/embeddings", &json!({"input": []})).fails_with(400, "input: expected");
+    server.post("/v1/embeddings", &json!({"input": "a", "dimensions": 3})).fails_with(400, "have 32");
+    server.post("/v1/embeddings", &json!({"input": "a".repeat(300)})).fails_with(400, "context of 256");
     server.stop();
 }
 
