@@ -5,7 +5,7 @@
 use toml::Table;
 
 use super::choice::Objective::{Dpo, Ipo, Kto, Orpo, Simpo};
-use super::choice::{NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule};
+use super::choice::{Comm, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule};
 use super::keys::KEYS;
 use super::layers::Resolved;
 use super::origin::Origin;
@@ -158,6 +158,9 @@ fn ranks(c: &Checker) -> Result<()> {
     };
     if train.shard_optimizer {
         return apart("train.shard_optimizer", "with local steps, each device has its own moments");
+    }
+    if train.comm == Comm::Nccl {
+        return apart("train.comm", "weights that are averaged now and then go through host memory");
     }
     if train.ema_decay > 0.0 {
         return apart("train.ema_decay", "between two synchronizations, the weights of devices differ");

@@ -59,6 +59,11 @@ pub fn rows() -> Vec<Row> {
         ("Background::begin_all_gather", Refused, |_| {
             forsaken()?.begin_all_gather(|| Ok(Arc::new(vec![1]))).wait().map(drop)
         }),
+        ("Background::begin_exchange", Defined, |_| background()?.begin_exchange(|_| Ok(())).wait()),
+        ("Background::begin_exchange", Refused, |_| forsaken()?.begin_exchange(|_| Ok(())).wait()),
+        ("Background::begin_exchange", Refused, |_| {
+            background()?.begin_exchange(|_| Err::<(), _>(Error::Invalid("by the exchange".into()))).wait()
+        }),
         ("Background::gather", Defined, |_| background()?.gather(vec![]).map(drop)),
         ("Background::send", Defined, |_| background()?.send(vec![])),
         ("Background::send", Refused, |_| forsaken()?.send(vec![1])),

@@ -138,7 +138,11 @@ impl Background {
     ) -> Pending<T> {
         self.submit(move |worker| {
             worker.call(|communicator| communicator.barrier())?;
-            worker.call(exchange).inspect_err(|error| worker.abort(error))
+            worker.call(exchange).map_err(|error| {
+                worker.abort(&error);
+                // The first reason of all ranks.
+                worker.call(|communicator| communicator.barrier()).err().unwrap_or(error)
+            })
         })
     }
 

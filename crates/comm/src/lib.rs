@@ -25,7 +25,7 @@ mod worker;
 
 pub use background::{Background, Pending};
 #[cfg(target_os = "linux")]
-pub use cards::{CardGroup, CardLibraries, CardMemory, GroupId};
+pub use cards::{Card, CardGroup, CardLibraries, CardMemory, GroupId};
 pub use encoded::{Encoded, Memory, Sums};
 pub use hierarchy::Hierarchy;
 pub use launch::Launch;

@@ -3,7 +3,7 @@
 use super::Vendor;
 use super::library::{functions, open};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ functions! { Functions {
     init: fn(c_uint) -> c_int = "cuInit" | "hipInit";
     device_by_pci: fn(*mut c_int, *const c_char) -> c_int = "cuDeviceGetByPCIBusId" | "hipDeviceGetByPCIBusId";
     retain_context: fn(*mut Context, c_int) -> c_int = "cuDevicePrimaryCtxRetain" | "hipDevicePrimaryCtxRetain";
-    release_context: fn(c_int) -> c_int = "cuDevicePrimaryCtxRelease_v2" | "hipDevicePrimaryCtxRelease";
     set_context: fn(Context) -> c_int = "cuCtxSetCurrent" | "hipCtxSetCurrent";
     create_stream: fn(*mut RawStream, c_uint) -> c_int = "cuStreamCreate" | "hipStreamCreateWithFlags";
     query_stream: fn(RawStream) -> c_int = "cuStreamQuery" | "hipStreamQuery";
@@ -25,6 +24,7 @@ functions! { Functions {
     import: fn(*mut External, *const HandleDesc) -> c_int = "cuImportExternalMemory" | "hipImportExternalMemory";
     map: fn(*mut u64, External, *const BufferDesc) -> c_int
         = "cuExternalMemoryGetMappedBuffer" | "hipExternalMemoryGetMappedBuffer";
+    free: fn(u64) -> c_int = "cuMemFree_v2" | "hipFree";
     destroy_external: fn(External) -> c_int = "cuDestroyExternalMemory" | "hipDestroyExternalMemory";
 } }
 
@@ -62,18 +62,24 @@ struct BufferDesc {
 pub(super) struct Driver {
     calls: Functions,
     name: &'static str,
+    /// The environment variable that names the cards which a process may see.
+    hides_by: &'static str,
 }
 
 impl Driver {
     pub fn load(vendor: Vendor) -> Result<Driver, String> {
-        let (name, files): (_, &[&str]) = match vendor {
-            Vendor::Nvidia => ("CUDA", &["libcuda.so.1"]),
-            Vendor::Amd => ("HIP", &["libamdhip64.so", "libamdhip64.so.7", "/opt/rocm/lib/libamdhip64.so"]),
+        let (name, hides_by, files): (_, _, &[&str]) = match vendor {
+            Vendor::Nvidia => ("CUDA", "CUDA_VISIBLE_DEVICES", &["libcuda.so.1"]),
+            Vendor::Amd => (
+                "HIP",
+                "HIP_VISIBLE_DEVICES",
+                &["libamdhip64.so.7", "libamdhip64.so.6", "/opt/rocm/lib/libamdhip64.so"],
+            ),
         };
         let (library, _) = open(&files.iter().map(PathBuf::from).collect::<Vec<_>>())?;
-        let driver = Driver { calls: Functions::load(library, vendor)?, name };
+        let driver = Driver { calls: Functions::load(library, vendor)?, name, hides_by };
         // SAFETY: it takes no flags.
-        driver.check("start", unsafe { (driver.calls.init)(0) })?;
+        driver.check("be initialized", unsafe { (driver.calls.init)(0) })?;
         Ok(driver)
     }
 
@@ -88,23 +94,19 @@ impl Driver {
         // SAFETY: each call writes to what is behind its first pointer.
         unsafe {
             let found = (self.calls.device_by_pci)(&raw mut card, text.as_ptr());
-            self.check(&format!("find the card at {address}"), found)?;
+            self.check(&format!("find the card at {address} (is it hidden by {}?)", self.hides_by), found)?;
             self.check("open the card", (self.calls.retain_context)(&raw mut context, card))?;
-            let mut stream = Stream { driver: self.clone(), card, context, raw };
-            stream.enter()?;
-            self.check("make a stream", (self.calls.create_stream)(&raw mut raw, NON_BLOCKING))?;
-            stream.raw = raw;
-            Ok(stream)
+            self.check("use the card", (self.calls.set_context)(context))?;
+            self.check("create a stream", (self.calls.create_stream)(&raw mut raw, NON_BLOCKING))?;
         }
+        Ok(Stream { driver: self.clone(), context, raw })
     }
 }
 
-/// A queue of a card's own interface, with the card's context.
+/// A queue of a card's own interface, with the card's context, which is never released: it is the process's.
 pub(super) struct Stream {
     driver: Arc<Driver>,
-    card: c_int,
     context: Context,
-    /// Null until it is made.
     raw: RawStream,
 }
 
@@ -115,7 +117,7 @@ impl Stream {
     /// Makes the card this thread's.
     pub fn enter(&self) -> Result<(), String> {
         // SAFETY: the context is retained.
-        self.driver.check("enter the card", unsafe { (self.driver.calls.set_context)(self.context) })
+        self.driver.check("use the card", unsafe { (self.driver.calls.set_context)(self.context) })
     }
 
     pub fn raw(&self) -> RawStream {
@@ -129,11 +131,11 @@ impl Stream {
             // SAFETY: the stream is this card's.
             match unsafe { (self.driver.calls.query_stream)(self.raw) } {
                 NOT_READY => {}
-                status => return self.driver.check("finish an exchange", status),
+                status => return self.driver.check("complete an all-gather", status),
             }
             check()?;
             if Instant::now() > end {
-                return Err(format!("an exchange was not done after {} s", timeout.as_secs_f64()));
+                return Err(format!("all-gather timed out after {} s (train.comm_timeout)", timeout.as_secs_f64()));
             }
             // An exchange takes a tenth of a millisecond to some; the thread has nothing else to do.
             std::thread::yield_now();
@@ -145,16 +147,17 @@ impl Stream {
         self.enter()?;
         let (mut external, mut pointer) = (null_mut(), 0);
         let (mut of, reserved) = (Handle { pointers: [0; 2] }, [0; 16]);
-        of.fd = handle.into_raw_fd();
+        of.fd = handle.as_raw_fd();
         let desc = HandleDesc { kind: OPAQUE_FD, handle: of, size: bytes, flags: 0, reserved };
         let calls = &self.driver.calls;
-        // SAFETY: the descriptions are as in the header; the import owns the file descriptor.
+        // SAFETY: the descriptions are as in the header.
         unsafe {
             self.driver.check("import memory", (calls.import)(&raw mut external, &raw const desc))?;
-            let memory = |pointer| Memory { driver: self.driver.clone(), external, pointer, bytes };
+            // The import owns it now.
+            std::mem::forget(handle);
             let desc = BufferDesc { offset: 0, size: bytes, flags: 0, reserved };
             let mapped = (calls.map)(&raw mut pointer, external, &raw const desc);
-            let memory = memory(pointer);
+            let memory = Memory { driver: self.driver.clone(), context: self.context, external, pointer, bytes };
             self.driver.check("map memory", mapped).map(|()| memory)
         }
     }
@@ -162,14 +165,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: nobody uses them any more. What fails leaks.
+        // SAFETY: nobody uses it any more. What fails leaks.
         unsafe {
-            let calls = &self.driver.calls;
-            (calls.set_context)(self.context);
-            if !self.raw.is_null() {
-                (calls.destroy_stream)(self.raw);
-            }
-            (calls.release_context)(self.card);
+            (self.driver.calls.set_context)(self.context);
+            (self.driver.calls.destroy_stream)(self.raw);
         }
     }
 }
@@ -177,7 +176,9 @@ impl Drop for Stream {
 /// Imported memory.
 pub(super) struct Memory {
     driver: Arc<Driver>,
+    context: Context,
     external: External,
+    /// 0 if it could not be mapped.
     pub pointer: u64,
     pub bytes: u64,
 }
@@ -187,7 +188,14 @@ unsafe impl Send for Memory {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more; the mapping goes with it.
-        unsafe { (self.driver.calls.destroy_external)(self.external) };
+        let calls = &self.driver.calls;
+        // SAFETY: nobody uses it any more.
+        unsafe {
+            (calls.set_context)(self.context);
+            if self.pointer != 0 {
+                (calls.free)(self.pointer);
+            }
+            (calls.destroy_external)(self.external);
+        }
     }
 }

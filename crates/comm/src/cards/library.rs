@@ -13,7 +13,7 @@ pub(super) fn open(names: &[PathBuf]) -> Result<(Library, String), String> {
             Err(error) => reasons.push(error.to_string()),
         }
     }
-    // That of the one which the system's loader knows or does not know.
+    // The first is the one that the system's loader looks for.
     Err(reasons.into_iter().next().unwrap_or_else(|| "there is no library to load".into()))
 }
 

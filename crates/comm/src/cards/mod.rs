@@ -12,15 +12,18 @@ mod library;
 mod nccl;
 
 use crate::{Error, Result};
-use driver::{Driver, Memory};
-use nccl::{Comm, Nccl};
+use driver::{Driver, Memory, Stream};
+use nccl::{Group, Nccl};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// PCI vendors.
 const NVIDIA: u32 = 0x10de;
 const AMD: u32 = 0x1002;
+
+/// How long a card may take to end what was aborted.
+const ABORT: Duration = Duration::from_secs(5);
 
 /// Whose interface to load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +32,7 @@ pub(crate) enum Vendor {
     Amd,
 }
 
-/// The libraries of a card's vendor.
+/// The libraries of a card's vendor, which stay loaded: their threads may outlive their last user.
 #[derive(Clone)]
 pub struct CardLibraries {
     driver: Arc<Driver>,
@@ -44,15 +47,17 @@ impl CardLibraries {
     ///
     /// # Errors
     /// What is missing, in a line.
+    #[doc(hidden)]
     pub fn load(vendor: u32) -> std::result::Result<CardLibraries, String> {
+        static LOADED: [OnceLock<std::result::Result<CardLibraries, String>>; 2] = [const { OnceLock::new() }; 2];
         let vendor = match vendor {
             NVIDIA => Vendor::Nvidia,
             AMD => Vendor::Amd,
             _ => return Err("NCCL is for NVIDIA's cards, RCCL for AMD's".into()),
         };
-        let driver = Arc::new(Driver::load(vendor)?);
-        let nccl = Arc::new(Nccl::load(vendor)?);
-        Ok(CardLibraries { driver, nccl })
+        let load =
+            || Ok(CardLibraries { driver: Arc::new(Driver::load(vendor)?), nccl: Arc::new(Nccl::load(vendor)?) });
+        LOADED[vendor as usize].get_or_init(load).clone()
     }
 
     /// "NCCL 2.28.9 (libnccl.so.2)"
@@ -67,39 +72,58 @@ impl CardLibraries {
     pub fn group(&self) -> std::result::Result<GroupId, String> {
         self.nccl.id()
     }
-}
 
-/// A rank's card in a group. Every rank must make the same calls in the same order.
-pub struct CardGroup {
-    libraries: CardLibraries,
-    comm: Comm,
-    stream: driver::Stream,
-    timeout: Duration,
-}
-
-impl CardGroup {
-    /// Joins a group as one rank of several with the card at this PCI address. Waits for the others.
+    /// The card at this PCI address.
     ///
     /// # Errors
-    /// If there is no such card, NCCL refuses, or a rank does not come in time.
-    pub fn join(
-        libraries: &CardLibraries,
-        address: &str,
-        id: GroupId,
-        (rank, ranks): (usize, usize),
-        timeout: Duration,
-    ) -> std::result::Result<CardGroup, String> {
-        let stream = libraries.driver.stream(address)?;
-        let comm = libraries.nccl.join(id, rank, ranks, timeout)?;
-        Ok(CardGroup { libraries: libraries.clone(), comm, stream, timeout })
+    /// If the driver does not know it, or refuses.
+    #[doc(hidden)]
+    pub fn card(&self, address: &str) -> std::result::Result<Card, String> {
+        self.driver.stream(address).map(Card)
     }
+}
 
+/// A card of this process.
+pub struct Card(Stream);
+
+impl Card {
     /// Imports memory of the card that another API has exported, of so many bytes.
     ///
     /// # Errors
     /// If the driver refuses.
+    #[doc(hidden)]
     pub fn import(&self, handle: OwnedFd, bytes: u64) -> std::result::Result<CardMemory, String> {
-        self.stream.import(handle, bytes).map(CardMemory)
+        self.0.import(handle, bytes).map(CardMemory)
+    }
+}
+
+/// Imported memory.
+pub struct CardMemory(Memory);
+
+/// A rank's card in a group. Every rank must make the same calls in the same order.
+pub struct CardGroup {
+    name: String,
+    group: Group,
+    card: Card,
+    timeout: Duration,
+}
+
+impl CardGroup {
+    /// Joins a group with a card, as one rank of several. Waits for the others.
+    ///
+    /// # Errors
+    /// If NCCL refuses, or a rank does not come in half of the time, so that the others hear of it.
+    #[doc(hidden)]
+    pub fn join(
+        libraries: &CardLibraries,
+        card: Card,
+        id: GroupId,
+        (rank, ranks): (usize, usize),
+        timeout: Duration,
+    ) -> std::result::Result<CardGroup, String> {
+        card.0.enter()?;
+        let group = libraries.nccl.join(id, rank, ranks, timeout / 2)?;
+        Ok(CardGroup { name: libraries.name().to_string(), group, card, timeout })
     }
 
     /// Copies the first bytes of every rank's `from`, as many on all, to `to`, in the order of the ranks, and waits for
@@ -107,22 +131,23 @@ impl CardGroup {
     ///
     /// # Errors
     /// If a rank does not take part in time, or NCCL or the driver failed. The group is of no use then.
+    #[doc(hidden)]
     pub fn all_gather(&mut self, from: &CardMemory, to: &CardMemory, bytes: usize) -> Result<()> {
-        let ranks = self.comm.ranks as u64;
-        let fits = bytes as u64 <= from.0.bytes && bytes as u64 * ranks <= to.0.bytes;
-        assert!(fits, "{bytes} bytes of {ranks} ranks from {} to {}", from.0.bytes, to.0.bytes);
-        let exchanged = self.stream.enter().and_then(|()| {
+        let ranks = self.group.ranks as u64;
+        let stream = &self.card.0;
+        let exchanged = stream.enter().and_then(|()| {
+            if bytes as u64 > from.0.bytes || bytes as u64 * ranks > to.0.bytes {
+                return Err(format!("{bytes} bytes do not fit in {} and {}", from.0.bytes, to.0.bytes));
+            }
             // SAFETY: the memory is this card's and has the bytes; the caller keeps it, and the stream is waited for.
-            unsafe { self.comm.all_gather(from.0.pointer, to.0.pointer, bytes, self.stream.raw(), self.timeout)? };
-            self.stream.wait(self.timeout, || self.comm.check())
+            unsafe { self.group.all_gather(from.0.pointer, to.0.pointer, bytes, stream.raw(), self.timeout)? };
+            stream.wait(self.timeout, || self.group.check())
         });
         exchanged.map_err(|reason| {
-            // What hangs would hang whoever waits for the card.
-            self.comm.abort();
-            Error::Communication(format!("{}: {reason}", self.libraries.nccl.name))
+            // What hangs would hang whoever waits for the card, and may still use the memory.
+            self.group.abort();
+            let _ = stream.wait(ABORT, || Ok(()));
+            Error::Communication(format!("{}: {reason}", self.name))
         })
     }
 }
-
-/// Imported memory.
-pub struct CardMemory(Memory);

@@ -69,11 +69,12 @@ impl Nccl {
             Some(_) => format!("RUSTYFLOW_NCCL: {error}"),
             None => format!("{error}; RUSTYFLOW_NCCL=FILE names the library"),
         })?;
-        let calls = Functions::load(library, vendor)?;
+        let calls =
+            Functions::load(library, vendor).map_err(|error| format!("{error}; NCCL 2.14 or later is needed"))?;
         let mut version = 0;
         // SAFETY: it writes the version.
         if unsafe { (calls.version)(&raw mut version) } != 0 {
-            return Err(format!("{file} does not tell its version"));
+            return Err(format!("{file}: ncclGetVersion failed"));
         }
         let name = format!("{name} {}.{}.{} ({file})", version / 10_000, version / 100 % 100, version % 100);
         Ok(Nccl { calls, name })
@@ -93,16 +94,16 @@ impl Nccl {
         rank: usize,
         ranks: usize,
         timeout: Duration,
-    ) -> Result<Comm, String> {
+    ) -> Result<Group, String> {
         let (mut raw, mut config) = (null_mut(), Config::without_blocking());
         // SAFETY: it writes the handle, which is valid at once, and reads the rest.
         let status = unsafe { (self.calls.join)(&raw mut raw, ranks as c_int, Id(id), rank as c_int, &raw mut config) };
         if raw.is_null() {
-            return self.check(None, status).and(Err("it made no group".into()));
+            return self.check(None, status).and(Err("ncclCommInitRankConfig returned no communicator".into()));
         }
-        let comm = Comm { nccl: self.clone(), raw, ranks };
-        comm.settle(status, timeout)?;
-        Ok(comm)
+        let group = Group { nccl: self.clone(), raw, ranks };
+        group.settle(status, timeout)?;
+        Ok(group)
     }
 
     fn check(&self, comm: Option<RawComm>, status: c_int) -> Result<(), String> {
@@ -122,7 +123,7 @@ impl Nccl {
 }
 
 /// A rank of a group.
-pub(super) struct Comm {
+pub(super) struct Group {
     nccl: Arc<Nccl>,
     /// Null once it is aborted.
     raw: RawComm,
@@ -130,15 +131,15 @@ pub(super) struct Comm {
 }
 
 // SAFETY: a group may be used from any thread, by one at a time.
-unsafe impl Send for Comm {}
+unsafe impl Send for Group {}
 
-impl Comm {
+impl Group {
     /// Waits until a call that gave this status is through.
     fn settle(&self, mut status: c_int, timeout: Duration) -> Result<(), String> {
         let end = Instant::now() + timeout;
         while status == IN_PROGRESS {
             if Instant::now() > end {
-                return Err(format!("a call was not through after {} s", timeout.as_secs_f64()));
+                return Err(format!("a call timed out after {} s (train.comm_timeout)", timeout.as_secs_f64()));
             }
             std::thread::sleep(Duration::from_micros(50));
             status = self.state();
@@ -192,7 +193,7 @@ impl Comm {
     }
 }
 
-impl Drop for Comm {
+impl Drop for Group {
     fn drop(&mut self) {
         // To end it in concert would wait for ranks that may be gone; nothing is under way.
         self.abort();

@@ -25,7 +25,11 @@ impl Gpu {
         let made = || match self.export(size) {
             None => Ok(None),
             Some(Ok(exported)) => Ok(Some(exported)),
-            Some(Err(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY)) => Err(self.out_of_memory(size as usize)),
+            Some(Err(
+                vk::Result::ERROR_OUT_OF_DEVICE_MEMORY
+                | vk::Result::ERROR_OUT_OF_HOST_MEMORY
+                | vk::Result::ERROR_TOO_MANY_OBJECTS,
+            )) => Err(self.out_of_memory(size as usize)),
             Some(Err(error)) => Err(Error::Gpu(format!("memory for another API: {error}"))),
         };
         self.retry_after_trim(made)
@@ -45,7 +49,9 @@ impl Gpu {
             instance.get_physical_device_external_buffer_properties(physical, &asked, &mut answer);
             let features = answer.external_memory_properties.external_memory_features;
             let has_extension = vulkan.enabled_device_extensions().contains(&khr::external_memory_fd::NAME);
-            if !has_extension || !features.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE) {
+            let is_exportable = features.contains(vk::ExternalMemoryFeatureFlags::EXPORTABLE)
+                && !features.contains(vk::ExternalMemoryFeatureFlags::DEDICATED_ONLY);
+            if !has_extension || !is_exportable {
                 return None;
             }
             let memory = instance.get_physical_device_memory_properties(physical);

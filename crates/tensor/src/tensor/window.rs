@@ -28,8 +28,8 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::window`].
-    #[doc(hidden)]
     #[cfg(target_os = "linux")]
+    #[doc(hidden)]
     pub fn exported_window(&self, bytes: usize) -> Result<Option<Exported>> {
         let Device::Gpu(gpu) = self else { return Ok(None) };
         Ok(gpu.alloc_exported(bytes)?.map(|(slice, handle, allocated)| {

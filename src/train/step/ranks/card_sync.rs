@@ -11,28 +11,26 @@
 //! ```
 
 use super::ballot::Ballot;
-use super::windows::{Offset, Windows};
+use super::exchange_buffers::{ExchangeBuffers, Offset};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::MemoryKind;
 use crate::step::GradientSync;
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 use std::ops::Range;
 
 /// The gradients of one rank of several.
 pub(super) struct CardSync {
     ballot: Ballot,
-    windows: Windows,
+    windows: ExchangeBuffers,
     /// The type in which gradients are exchanged.
     dtype: DType,
     rounds: Vec<Round>,
     /// Exchanges of this attempt that are done.
     done: usize,
-    /// The part of the parameters that each rank updates, once known.
-    parts: Vec<Range<usize>>,
 }
 
-/// The first bytes of a window, which have the loss of the step, f32.
-const OF_LOSS: usize = 256;
+/// The first bytes of a window, for the loss of the step, f32.
+const LOSS_BYTES: usize = 256;
 
 /// What goes in one exchange: parts of the arena of gradients, with their places in the window.
 struct Round {
@@ -43,22 +41,37 @@ struct Round {
 impl CardSync {
     /// What a rank gives in a step.
     pub fn bytes(parameters: &ParameterArena, dtype: DType) -> usize {
-        OF_LOSS + parameters.trainable_len() * dtype.size_bytes()
+        LOSS_BYTES + parameters.trainable_len() * dtype.size_bytes()
     }
 
-    pub fn new(ballot: Ballot, windows: Windows, dtype: DType, parameters: &ParameterArena) -> CardSync {
+    /// # Errors
+    /// If a rank failed, or ranks cut the gradients differently, as cards with other limits do.
+    pub fn new(
+        ballot: Ballot,
+        windows: ExchangeBuffers,
+        dtype: DType,
+        parameters: &ParameterArena,
+    ) -> Result<CardSync> {
         let all = parameters.in_buffers(&(0..parameters.trainable_len()), windows.most_elements());
         let mut rounds = Vec::new();
         let mut rest = &all[..];
         while !rest.is_empty() {
             let sizes = rest.iter().map(|range| range.len() * dtype.size_bytes());
-            let (mut places, bytes) = windows.place(std::iter::once(OF_LOSS).chain(sizes));
+            let (mut places, bytes) = windows.place(std::iter::once(LOSS_BYTES).chain(sizes));
             places.remove(0);
             let (now, later) = rest.split_at(places.len());
             rounds.push(Round { pieces: now.iter().cloned().zip(places).collect(), bytes });
             rest = later;
         }
-        CardSync { ballot, windows, dtype, rounds, done: 0, parts: Vec::new() }
+        let own: Vec<u64> = rounds.iter().map(|round: &Round| round.bytes as u64).collect();
+        let all = ballot.comm.all_gather(bytemuck::cast_slice(&own).into())?;
+        if let Some(rank) = all.iter().position(|theirs| bytemuck::pod_collect_to_vec::<u8, u64>(theirs) != own) {
+            return Err(Error::Invalid(format!(
+                "rank {rank} has a card of other limits than rank {}: set train.comm = \"host\"",
+                ballot.comm.rank()
+            )));
+        }
+        Ok(CardSync { ballot, windows, dtype, rounds, done: 0 })
     }
 
     /// Replaces the next gradients by their sums, and the loss by its own, `sum`.
@@ -82,12 +95,9 @@ impl CardSync {
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs.
-    fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
-        if self.parts.is_empty() {
-            self.parts = self.ballot.parts(own)?;
-        }
+    fn gather_parts(&self, parameters: &ParameterArena, parts: &[Range<usize>]) -> Result<()> {
         let most = self.windows.most_elements();
-        let pieces = self.parts.iter().map(|part| parameters.exchanged(part, most));
+        let pieces = parts.iter().map(|part| parameters.exchanged(part, most));
         let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
         let mut rest: Vec<&[Tensor]> = pieces.iter().map(Vec::as_slice).collect();
         while rest.iter().any(|rest| !rest.is_empty()) {
@@ -138,7 +148,7 @@ impl GradientSync for CardSync {
     }
 
     fn abort(&mut self) -> Result<()> {
-        // Nobody uses the sums, but between parameters they stay, and count in the norm of the gradients.
+        // Nobody uses the sums, but what is between parameters must stay zero: it counts in the norm of the gradients.
         self.windows.clear();
         let missing = &self.rounds[self.done..];
         missing.iter().try_for_each(|round| self.windows.exchange(&self.ballot, round.bytes))?;
@@ -146,10 +156,11 @@ impl GradientSync for CardSync {
     }
 
     fn gather(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
-        if optimizer.part().len() == parameters.trainable_len() {
+        let parts = self.ballot.parts(optimizer.part(), parameters.trainable_len())?.to_vec();
+        if parts.is_empty() {
             return Ok(());
         }
-        self.gather_parts(parameters, optimizer.part())?;
+        self.gather_parts(parameters, &parts)?;
         parameters.refresh_halves()
     }
 }

@@ -1,7 +1,7 @@
 //! The synchronization of ranks on a device of no values, as far as it takes memory and launches kernels.
 
 use super::card_sync::CardSync;
-use super::windows::Windows;
+use super::exchange_buffers::ExchangeBuffers;
 use super::{TokenRows, cards, exchanged_dtype};
 use crate::config::Config;
 use crate::models::LanguageModel;
@@ -32,7 +32,7 @@ impl DryRanks {
             return Ok(DryRanks::Host(TokenRows::of(config, model, parameters)));
         }
         let device = parameters.values().device();
-        let capacity = Windows::capacity(CardSync::bytes(parameters, exchanged_dtype(config)), ranks);
+        let capacity = ExchangeBuffers::capacity(CardSync::bytes(parameters, exchanged_dtype(config)), ranks);
         Ok(DryRanks::Cards { _windows: [device.window(capacity)?, device.window(capacity * ranks)?] })
     }
 

@@ -12,6 +12,7 @@ mod card_sync;
 mod cards;
 mod dry;
 mod evaluate;
+mod exchange_buffers;
 mod follow;
 mod lead;
 mod moments;
@@ -23,7 +24,6 @@ mod team;
 #[cfg(test)]
 mod tests;
 mod token_rows;
-mod windows;
 mod writer;
 
 pub(in crate::train) use dry::DryRanks;
@@ -211,7 +211,7 @@ fn synchronization(replica: &Replica, ballot: Ballot) -> Result<(Box<dyn Gradien
     let bytes = CardSync::bytes(parameters, dtype);
     let (windows, note) = cards::connect(config, &ballot.comm, &replica.device, bytes, dtype)?;
     if let Some(windows) = windows {
-        return Ok((Box::new(CardSync::new(ballot, windows, dtype, parameters)), note));
+        return Ok((Box::new(CardSync::new(ballot, windows, dtype, parameters)?), note));
     }
     let rows = TokenRows::of(config, &*replica.model, parameters);
     Ok((Box::new(DataParallel::new(ballot, wire(config), rows)?), note))

@@ -59,8 +59,6 @@ pub(super) struct DataParallel {
     /// Pending transfers of this attempt besides buckets: pieces of the rows, and the loss.
     rows_sent: usize,
     loss_sent: bool,
-    /// The part of the parameters that each rank updates, once known.
-    parts: Vec<Range<usize>>,
 }
 
 /// State of the buckets in a backward pass.
@@ -86,18 +84,15 @@ impl DataParallel {
     pub fn new(ballot: Ballot, wire: Wire, rows: Option<TokenRows>) -> Result<DataParallel> {
         let comm = ballot.comm.clone();
         let writer = Writer::start(comm.clone(), wire)?;
-        let (state, parts) = (Rc::default(), Vec::new());
-        Ok(DataParallel { comm, ballot, order: None, state, writer, rows, rows_sent: 0, loss_sent: false, parts })
+        let state = Rc::default();
+        Ok(DataParallel { comm, ballot, order: None, state, writer, rows, rows_sent: 0, loss_sent: false })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
     /// from the device while others are sent and written. Where the device has no memory to copy all pieces at once,
     /// the others wait until some are sent.
-    fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
-        if self.parts.is_empty() {
-            self.parts = self.ballot.parts(own)?;
-        }
-        let pieces = self.parts.iter().map(|part| parameters.exchanged(part, PIECE));
+    fn gather_parts(&mut self, parameters: &ParameterArena, parts: &[Range<usize>]) -> Result<()> {
+        let pieces = parts.iter().map(|part| parameters.exchanged(part, PIECE));
         let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
         let rank = self.comm.rank();
         let (mut unread, device) = (&pieces[rank][..], parameters.values().device());
@@ -302,10 +297,11 @@ impl GradientSync for DataParallel {
     }
 
     fn gather(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
-        if optimizer.part().len() == parameters.trainable_len() {
+        let parts = self.ballot.parts(optimizer.part(), parameters.trainable_len())?.to_vec();
+        if parts.is_empty() {
             return Ok(());
         }
-        self.gather_parts(parameters, optimizer.part())?;
+        self.gather_parts(parameters, &parts)?;
         parameters.refresh_halves()
     }
 }

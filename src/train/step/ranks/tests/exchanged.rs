@@ -11,16 +11,22 @@ const STEPS: &str = "train.max_steps=12";
 fn sums_by_exchanges_are_those_through_the_host_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
-        for (j, further) in ["train.grad_clip=0.5", "train.shard_optimizer=true"].into_iter().enumerate() {
+        let mixed = team.iter().all(|device| device.is_gpu() && device.has_f16());
+        let mixed: &[&str] = if mixed { &["train.precision=mixed", "train.shard_optimizer=true"] } else { &[] };
+        let cases = [&["train.grad_clip=0.5"][..], &["train.shard_optimizer=true"], mixed];
+        for (j, further) in cases.into_iter().enumerate() {
             let [host, card] = ["host", "nccl"].map(|comm| {
-                let settings = [STEPS, further, &format!("train.comm={comm}")];
-                trained(dir.path(), &format!("{i}-{j}-{comm}"), team, &settings)
+                let comm_set = format!("train.comm={comm}");
+                let settings = [&[STEPS, &comm_set], further].concat();
+                let run = trained(dir.path(), &format!("{i}-{j}-{comm}"), team, &settings);
+                assert_eq!(run.notes.iter().any(|note| note.contains("by the exchange of tests")), comm == "nccl");
+                run
             });
             if team.iter().all(|device| device.name() == team[0].name()) {
-                assert_eq!(host.losses, card.losses, "{team:?} {further}");
-                assert!(files(&host) == files(&card), "{team:?} {further}");
+                assert_eq!(host.losses, card.losses, "{team:?} {further:?}");
+                assert!(files(&host) == files(&card), "{team:?} {further:?}");
             } else {
-                assert!(largest_loss_difference(&host, &card) < 1e-5, "{team:?} {further}");
+                assert!(largest_loss_difference(&host, &card) < 1e-5, "{team:?} {further:?}");
             }
         }
     }

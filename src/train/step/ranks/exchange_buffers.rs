@@ -22,8 +22,8 @@ pub(super) trait Exchange: Send {
     fn all_gather(&mut self, comm: &mut dyn Communicator, bytes: usize) -> Result<()>;
 }
 
-/// A rank's windows.
-pub(super) struct Windows {
+/// A rank's windows, on its device.
+pub(super) struct ExchangeBuffers {
     own: Tensor,
     /// Of all ranks.
     all: Tensor,
@@ -35,21 +35,22 @@ pub(super) struct Windows {
 /// A tensor's place in a window, bytes.
 pub(super) type Offset = usize;
 
-impl Windows {
+impl ExchangeBuffers {
     /// The bytes of a rank's window, where it has so many to give in a step.
     pub fn capacity(bytes: usize, ranks: usize) -> usize {
-        bytes.min(MOST_BYTES / ranks).max(2 * ALIGN).next_multiple_of(ALIGN)
+        bytes.min(MOST_BYTES / ranks).max(3 * ALIGN).next_multiple_of(ALIGN)
     }
 
-    pub fn new(own: Tensor, all: Tensor, capacity: usize, exchange: impl Exchange + 'static) -> Windows {
-        Windows { own, all, capacity, exchange: Arc::new(Mutex::new(exchange)) }
+    pub fn new(own: Tensor, all: Tensor, capacity: usize, exchange: impl Exchange + 'static) -> ExchangeBuffers {
+        ExchangeBuffers { own, all, capacity, exchange: Arc::new(Mutex::new(exchange)) }
     }
 
     /// The most elements of a tensor of at most 32 bits that fits in a window beside a number, and that any device
     /// binds.
     pub fn most_elements(&self) -> usize {
         const BINDABLE: usize = 128 << 20;
-        (self.capacity - ALIGN).min(BINDABLE) / 4
+        // Parts of f16 begin at multiples of 256 bytes too.
+        (self.capacity - ALIGN).min(BINDABLE) / 4 / 128 * 128
     }
 
     /// Places for as many of these tensors as the window holds, given their bytes; and the bytes up to the last's end.
@@ -100,10 +101,10 @@ impl Windows {
     }
 }
 
-/// Windows of devices that are no cards.
+/// ExchangeBuffers of devices that are no cards.
 #[cfg(test)]
 pub(super) mod testing {
-    use super::{Arc, Communicator, DType, Exchange, Result, Tensor, Windows};
+    use super::{Arc, Communicator, DType, Exchange, ExchangeBuffers, Result, Tensor};
     use crate::Device;
     use crate::comm::Background;
 
@@ -122,10 +123,10 @@ pub(super) mod testing {
         }
     }
 
-    pub fn through_host(comm: &Background, device: &Device, bytes: usize) -> Result<Windows> {
-        let capacity = Windows::capacity(bytes, comm.size());
+    pub fn through_host(comm: &Background, device: &Device, bytes: usize) -> Result<ExchangeBuffers> {
+        let capacity = ExchangeBuffers::capacity(bytes, comm.size());
         let (own, all) = (device.window(capacity)?, device.window(capacity * comm.size())?);
         let exchange = ThroughHost { own: own.clone(), all: all.clone() };
-        Ok(Windows::new(own, all, capacity, exchange))
+        Ok(ExchangeBuffers::new(own, all, capacity, exchange))
     }
 }
