@@ -240,7 +240,8 @@ pub fn request(_: &Path, bytes: &[u8]) {
     static READER: LazyLock<RequestReader> = LazyLock::new(|| {
         let corpus = Corpus::of_texts("fuzz", &(' '..='~').collect::<String>(), "", None).expect("it is a text");
         let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &corpus, Path::new(".")).expect("of characters");
-        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}";
+        let source =
+            "{% if tools %}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}";
         let template = ChatTemplate::new("fuzz", source, serde_json::Map::new()).expect("it is a template");
         let (kind, vocab_size) = (ModelKind::GPT2, tokenizer.vocab_size());
         let (n_layer, n_head, n_embd, bias, tie_embeddings) = (1, 1, 8, false, true);

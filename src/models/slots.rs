@@ -1,8 +1,8 @@
 //! The caches of a fixed number of texts of different lengths, for continuous batching: texts join and leave between
 //! steps, and a step computes the next token of every text at once.
 //!
-//! The shape of a step is fixed: rows without a text are padding. A row depends on its own text alone, so a text has the
-//! same bits whatever is computed beside it.
+//! The shape of a step is fixed: rows without a text are padding. A row depends on its own text alone, so a text has
+//! the same bits whatever is computed beside it.
 
 use super::{Cache, CachedTokens, KvView, LanguageModel, Past};
 use crate::nn::Dropout;
@@ -149,8 +149,8 @@ fn device_positions(next: &[Option<Next>], device: &Device) -> Result<(Tensor, T
     Ok((positions, Tensor::from_u32(&starts, [next.len()], device)?))
 }
 
-/// The final hidden states of every token of ids (1, T), which follow those in the cache and are added to it: (T, C), of
-/// the head's type.
+/// The final hidden states of every token of ids (1, T), which follow those in the cache and are added to it: (T, C),
+/// of the head's type.
 ///
 /// # Errors
 /// If the shapes or the cache do not fit, or all tokens together do not fit the context.

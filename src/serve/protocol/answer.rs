@@ -2,6 +2,7 @@
 
 use super::ApiError;
 use super::logprobs::{CompletionLogprobs, of_chat};
+use super::tools::{self, ToolCall};
 use crate::serve::Shared;
 use crate::serve::job::{Event, EventKind, FinishReason, Logprob, Usage};
 use serde_json::{Value, json};
@@ -39,6 +40,9 @@ pub(super) struct Choice {
     /// Characters of all tokens so far.
     characters: usize,
     reason: Option<FinishReason>,
+    /// Whether the model may call tools, and its calls, once the text has ended.
+    has_tools: bool,
+    calls: Vec<ToolCall>,
     /// Whether the prompt's tokens count: of the texts of one prompt, those of the first do.
     counts_prompt: bool,
     /// Whether a chunk was made.
@@ -57,6 +61,8 @@ impl Choice {
             reported: 0,
             characters: 0,
             reason: None,
+            has_tools: false,
+            calls: vec![],
             counts_prompt,
             begun: false,
         }
@@ -65,6 +71,28 @@ impl Choice {
     /// The text begins with the prompt.
     pub fn with_echo(self, text: String, prompt: Vec<u32>) -> Choice {
         Choice { echo: Some(text), prompt, ..self }
+    }
+
+    /// The text may have calls of tools.
+    pub fn with_tools(self, has_tools: bool) -> Choice {
+        Choice { has_tools, ..self }
+    }
+
+    /// The text that was not sent, as far as it is certainly no call.
+    fn take_text(&mut self) -> String {
+        let is_open = self.has_tools && self.reason.is_none();
+        let end = if is_open { tools::certain(&self.text) } else { self.text.len() };
+        let rest = self.text.split_off(end);
+        std::mem::replace(&mut self.text, rest)
+    }
+
+    /// Takes the calls out of a text that has ended.
+    fn read_calls(&mut self) {
+        if self.has_tools
+            && let Some((before, calls)) = tools::parse(&self.text)
+        {
+            (self.text, self.calls) = (before.to_string(), calls);
+        }
     }
 
     /// The log-probabilities that were not sent, or null.
@@ -77,7 +105,10 @@ impl Choice {
     }
 
     fn finish_reason(&self) -> Value {
-        self.reason.map_or(Value::Null, |reason| reason.as_str().into())
+        match self.reason {
+            Some(_) if !self.calls.is_empty() => "tool_calls".into(),
+            reason => reason.map_or(Value::Null, |reason| reason.as_str().into()),
+        }
     }
 }
 
@@ -115,6 +146,7 @@ impl Answer {
                 let choice = &mut self.choices[i];
                 choice.text.push_str(&text);
                 choice.reason = Some(reason);
+                choice.read_calls();
                 self.usage.completion += usage.completion;
                 if choice.counts_prompt {
                     self.usage.prompt += usage.prompt;
@@ -155,7 +187,12 @@ impl Answer {
             let (text, reason) = (std::mem::take(&mut choice.text), choice.finish_reason());
             match endpoint {
                 Endpoint::Chat => {
-                    let message = json!({"role": "assistant", "content": text, "refusal": null});
+                    let mut message = json!({"role": "assistant", "content": text, "refusal": null});
+                    if !choice.calls.is_empty() {
+                        let content = Some(text).filter(|text| !text.is_empty());
+                        message["content"] = content.map_or(Value::Null, Value::from);
+                        message["tool_calls"] = choice.calls.iter().map(ToolCall::to_json).collect();
+                    }
                     json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
                 }
                 Endpoint::Completions => {
@@ -181,9 +218,14 @@ impl Answer {
             if !std::mem::replace(&mut choice.begun, true) {
                 add(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null);
             }
-            let text = std::mem::take(&mut choice.text);
+            let text = choice.take_text();
             if !text.is_empty() || !choice.of_chat.is_empty() {
                 add(json!({"content": text}), choice.take_logprobs(endpoint), Value::Null);
+            }
+            for (number, call) in choice.calls.iter().enumerate() {
+                let mut call = call.to_json();
+                call["index"] = number.into();
+                add(json!({"tool_calls": [call]}), Value::Null, Value::Null);
             }
             if choice.reason.is_some() {
                 add(json!({}), Value::Null, choice.finish_reason());

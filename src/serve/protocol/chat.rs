@@ -3,8 +3,8 @@
 use super::answer::{Choice, Endpoint};
 use super::fields::wrong;
 use super::sampling::{MOST_TOP_LOGPROBS, Settings};
-use super::{Accepted, Answer, ApiError, Fields, check_count};
-use crate::data::Ending;
+use super::{Accepted, Answer, ApiError, Fields, check_count, tools};
+use crate::data::{ChatTemplate, Ending};
 use crate::serve::Shared;
 use crate::serve::job::{Job, UNREAD_EVENTS};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::channel;
 
 /// Roles that a message may have; `developer` is the newer name of `system`.
-const ROLES: [&str; 4] = ["system", "user", "assistant", "developer"];
+const ROLES: [&str; 5] = ["system", "user", "assistant", "tool", "developer"];
 
 pub(super) fn read(fields: &Fields, shared: &Arc<Shared>) -> Result<Accepted, ApiError> {
     refuse_unsupported(fields)?;
@@ -27,7 +27,9 @@ pub(super) fn read(fields: &Fields, shared: &Arc<Shared>) -> Result<Accepted, Ap
         return Err(ApiError::field("top_logprobs", "top_logprobs: needs \"logprobs\": true"));
     }
     let top = logprobs.then(|| top.unwrap_or(0) as usize);
-    let (prompt, ending) = prompt(fields, shared, &settings.stops)?;
+    let template = shared.template.as_ref().ok_or_else(no_template)?;
+    let tools = tools::read(fields, template)?;
+    let (prompt, ending) = prompt(fields, shared, template, tools.as_ref(), &settings.stops)?;
     if prompt.len() >= shared.context {
         return Err(ApiError::too_long("messages", prompt.len(), shared.context));
     }
@@ -41,34 +43,33 @@ pub(super) fn read(fields: &Fields, shared: &Arc<Shared>) -> Result<Accepted, Ap
         ..settings.job(choice, choice, prompt.clone(), max_tokens, &sender)
     };
     let jobs = (0..settings.n).map(job).collect();
-    let choices = (0..settings.n).map(|choice| Choice::new(choice == 0, top.is_some())).collect();
+    let choice = |choice: usize| Choice::new(choice == 0, top.is_some()).with_tools(tools.is_some());
+    let choices = (0..settings.n).map(choice).collect();
     let answer = Answer::new(Endpoint::Chat, shared.clone(), choices);
     Ok(Accepted { jobs, events, answer, stream: settings.stream, include_usage: settings.include_usage })
 }
 
 fn refuse_unsupported(fields: &Fields) -> Result<(), ApiError> {
     let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
-    fields.unsupported("tools", is_empty)?;
     fields.unsupported("functions", is_empty)?;
-    fields.unsupported("tool_choice", |value| value == "none" || value == "auto")?;
     fields.unsupported("response_format", |value| value["type"] == "text")?;
     fields.unsupported("audio", |_| false)?;
     fields.unsupported("modalities", |value| *value == json!(["text"]))
 }
 
 /// The tokens of the rendered conversation, and what ends an answer.
-fn prompt(fields: &Fields, shared: &Shared, stops: &[String]) -> Result<(Vec<u32>, Ending), ApiError> {
-    let Some(template) = &shared.template else {
-        return Err(ApiError::invalid(
-            "the model has no chat template, so conversations cannot be rendered; start the server with \
-             --chat-template chatml or the path of a template, or use /v1/completions",
-        ));
-    };
+fn prompt(
+    fields: &Fields,
+    shared: &Shared,
+    template: &ChatTemplate,
+    tools: Option<&Value>,
+    stops: &[String],
+) -> Result<(Vec<u32>, Ending), ApiError> {
     let list = fields.list("messages")?.filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| ApiError::field("messages", "messages: expected a list of messages"))?;
     let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<Vec<_>, _>>()?;
     let refused = |error: crate::Error| ApiError::field("messages", format!("messages: {error}"));
-    let text = template.render(&messages, None, true).map_err(refused)?;
+    let text = template.render(&messages, tools, true).map_err(refused)?;
     let ids = shared.text.tokenizer.encode(&text).map_err(refused)?;
     if ids.is_empty() {
         return Err(ApiError::field("messages", "messages: the conversation has no tokens"));
@@ -78,11 +79,18 @@ fn prompt(fields: &Fields, shared: &Shared, stops: &[String]) -> Result<(Vec<u32
     Ok((ids, ending))
 }
 
+fn no_template() -> ApiError {
+    ApiError::invalid(
+        "the model has no chat template, so conversations cannot be rendered; start the server with --chat-template \
+         chatml or the path of a template, or use /v1/completions",
+    )
+}
+
 /// A message as templates take it: a role and a text.
 fn message(i: usize, value: &Value) -> Result<Value, ApiError> {
     let name = |field: &str| format!("messages[{i}].{field}");
     let Some(role) = value["role"].as_str().filter(|role| ROLES.contains(role)) else {
-        return Err(wrong(&name("role"), "system, user, assistant or developer", &value["role"]));
+        return Err(wrong(&name("role"), "system, user, assistant, tool or developer", &value["role"]));
     };
     let content = match &value["content"] {
         Value::String(text) => text.clone(),
@@ -96,5 +104,15 @@ fn message(i: usize, value: &Value) -> Result<Value, ApiError> {
         other => return Err(wrong(&name("content"), "a string or a list of text parts", other)),
     };
     let role = if role == "developer" { "system" } else { role };
-    Ok(json!({"role": role, "content": content}))
+    let mut message = json!({"role": role, "content": content});
+    match &value["tool_calls"] {
+        Value::Null => {}
+        calls => message["tool_calls"] = tools::of_message(&name("tool_calls"), calls)?,
+    }
+    for field in ["tool_call_id", "name"] {
+        if let Some(text) = value[field].as_str() {
+            message[field] = text.into();
+        }
+    }
+    Ok(message)
 }

@@ -11,6 +11,7 @@ mod logprobs;
 mod prompts;
 mod sampling;
 mod stream;
+mod tools;
 
 pub(super) use answer::{Answer, Endpoint, unix_time};
 pub(super) use embeddings::Embeddings;

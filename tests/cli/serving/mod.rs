@@ -2,6 +2,7 @@
 
 mod load;
 mod protocol;
+mod tools;
 
 use crate::sandbox::{Run, Sandbox, TINY};
 use serde_json::{Value, json};

@@ -229,7 +229,7 @@ fn every_mistake_is_told_with_its_status() {
         (json!({"logit_bias": {"x": 1}}), "logit_bias"),
         (json!({"logit_bias": {"99999": 1}}), "token ids below"),
         (json!({"presence_penalty": 3}), "presence_penalty"),
-        (json!({"tools": [{"type": "function"}]}), "tools is not supported yet"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "does not show tools"),
         (json!({"response_format": {"type": "json_object"}}), "response_format is not supported yet"),
         (json!({"messages": []}), "messages"),
         (json!({"messages": [{"role": "robot", "content": "a"}]}), "messages[0].role"),

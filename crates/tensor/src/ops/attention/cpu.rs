@@ -87,8 +87,8 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], starts: Option<&[u32
 /// The cached tokens of a sequence of a batch; `None` of an idle one.
 type Before<'a> = &'a (dyn Fn(usize) -> Option<usize> + Sync);
 
-/// y (B, n, C) of the queries in packed (B, n, P), of tokens that follow `before` others of their sequence: the keys and
-/// values of all are in the cache (B, before + n or more, 2 n_kv_head head_size). 0 for idle sequences.
+/// y (B, n, C) of the queries in packed (B, n, P), of tokens that follow `before` others of their sequence: the keys
+/// and values of all are in the cache (B, before + n or more, 2 n_kv_head head_size). 0 for idle sequences.
 pub fn cached(op: &Attention, d: Dims, before: Before, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
     if y.is_empty() {
         return;
