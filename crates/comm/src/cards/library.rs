@@ -43,7 +43,9 @@ macro_rules! functions {
                     let names: &[&str] = &[$($name),+];
                     let name = names[(vendor as usize).min(names.len() - 1)];
                     // SAFETY: the function has this type in the vendor's header.
-                    let found = unsafe { library.get::<unsafe extern "C" fn($($argument),*) -> $result>(name.as_bytes()) };
+                    let found = unsafe {
+                        library.get::<unsafe extern "C" fn($($argument),*) -> $result>(name.as_bytes())
+                    };
                     *found.map_err(|error| error.to_string())?
                 };)+
                 Ok($table { $($field,)+ _library: library })

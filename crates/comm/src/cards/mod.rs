@@ -1,5 +1,5 @@
-//! NCCL, NVIDIA's library for communication between cards, and RCCL, AMD's with the same interface: cards exchange memory
-//! over their own links, without the host.
+//! NCCL, NVIDIA's library for communication between cards, and RCCL, AMD's with the same interface: cards exchange
+//! memory over their own links, without the host.
 //!
 //! The memory is a Vulkan device's, imported by file descriptor. Both libraries, and CUDA or HIP below them, are loaded
 //! at run time. The host waits before and after each exchange: a card alternates between its contexts, and an exchange

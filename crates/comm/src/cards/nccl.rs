@@ -1,4 +1,5 @@
-//! NCCL's interface, which RCCL shares. Calls do not block: NCCL works on a thread of its own, and is asked how far it is.
+//! NCCL's interface, which RCCL shares. Calls do not block: NCCL works on a thread of its own, and is asked how far it
+//! is.
 
 use super::Vendor;
 use super::driver::RawStream;

@@ -1,5 +1,5 @@
-//! Sums the gradients of all ranks by exchanges between their devices, after backward: all gradients of a step take less
-//! time on the cards' links than the interruptions of backward would.
+//! Sums the gradients of all ranks by exchanges between their devices, after backward: all gradients of a step take
+//! less time on the cards' links than the interruptions of backward would.
 //!
 //! Gradients are copied to the rank's window, in f16 if `train.reduce_dtype` says so; each device then has those of all
 //! ranks and adds them in f32, in the order of the ranks, so that all have the same bits in every run.
