@@ -237,9 +237,12 @@ pub fn jsonl(folder: &Path, bytes: &[u8]) {
 /// The body of a request to `rustyflow serve`: what is accepted fits the model.
 pub fn request(_: &Path, bytes: &[u8]) {
     const CONTEXT: usize = 64;
-    static READER: LazyLock<RequestReader> = LazyLock::new(|| {
+    // The second has no token for a space.
+    static READERS: LazyLock<[RequestReader; 2]> =
+        LazyLock::new(|| [reader(&TokenizerSpec::Char), reader(&TokenizerSpec::Word)]);
+    fn reader(tokenizer: &TokenizerSpec) -> RequestReader {
         let corpus = Corpus::of_texts("fuzz", &(' '..='~').collect::<String>(), "", None).expect("it is a text");
-        let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &corpus, Path::new(".")).expect("of characters");
+        let tokenizer = Tokenizer::build(tokenizer, 100, &corpus, Path::new(".")).expect("of this text");
         let source =
             "{% if tools %}<tool_call>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}";
         let template = ChatTemplate::new("fuzz", source, serde_json::Map::new()).expect("it is a template");
@@ -257,8 +260,8 @@ pub fn request(_: &Path, bytes: &[u8]) {
             llama: None,
         };
         RequestReader::new(shape, TextConventions::new(tokenizer, None, DeclaredIds::default()), template, CONTEXT)
-    });
-    for prompt in READER.prompts(bytes) {
+    }
+    for prompt in READERS.iter().flat_map(|reader| reader.prompts(bytes)) {
         assert!((1..=CONTEXT).contains(&prompt.len()) && prompt.iter().all(|id| *id < 100), "{prompt:?}");
     }
 }

@@ -108,11 +108,14 @@ impl Sampling {
 
     /// Which tokens of a vocabulary are in a text; `None` if that does not count.
     fn seen(&self, text: &[u32], vocabulary: usize) -> Option<Vec<u32>> {
+        if self.repetition_penalty == 1.0 {
+            return None;
+        }
         let mut seen = vec![0; vocabulary];
         for &id in text {
             seen[id as usize] = 1;
         }
-        (self.repetition_penalty != 1.0).then_some(seen)
+        Some(seen)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A text to be generated, and what becomes of it.
+//! Texts to generate, and their events.
 
 use crate::generate::Sampling;
 use std::time::Instant;
@@ -21,6 +21,8 @@ pub(super) struct Job {
     /// Strings and tokens that end the text; neither is part of it.
     pub stops: Vec<String>,
     pub ends: Vec<u32>,
+    /// Whether the log-probability of the token that ends the text is reported, with an empty text.
+    pub reports_end: bool,
     pub task: Task,
     /// How many alternatives to report with the log-probability of each token; `None` for no log-probabilities.
     pub top_logprobs: Option<usize>,
@@ -29,7 +31,7 @@ pub(super) struct Job {
     pub arrived: Instant,
 }
 
-/// What is wanted of a text.
+/// The kind of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Task {
     /// Its continuation.

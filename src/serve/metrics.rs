@@ -9,7 +9,7 @@ use std::time::Instant;
 /// Upper bounds of the time to the first token, seconds.
 const FIRST_TOKEN_BOUNDS: [f64; 10] = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, f64::INFINITY];
 
-/// What was served since the start.
+/// Counters of requests and tokens.
 #[derive(Default)]
 pub(super) struct Metrics(Mutex<Counts>);
 

@@ -69,6 +69,15 @@ impl Shared {
     }
 }
 
+/// Closes the queue when connections end, also by a panic: without them there is nothing to generate.
+struct Closing(Arc<Shared>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.queue.close();
+    }
+}
+
 /// Serves `model` until `stop` is set, and then until the accepted texts are complete. Chats need a `template`.
 /// `on_listening` is called once with the address. The model is used by the calling thread alone.
 ///
@@ -83,7 +92,7 @@ pub fn serve(
     on_listening: &mut dyn FnMut(SocketAddr) -> Result<()>,
 ) -> Result<()> {
     if options.queue == 0 {
-        return Err(Error::Invalid("a queue for 0 texts takes no request; expected at least 1".into()));
+        return Err(Error::Invalid("--queue is 0; expected at least 1".into()));
     }
     let slots = Slots::new(model, options.slots, options.context)?;
     let address = SocketAddr::new(options.host, options.port);
@@ -98,10 +107,8 @@ pub fn serve(
     let of_http = shared.clone();
     let http = std::thread::Builder::new().name("http".into());
     let http = http.spawn(move || {
-        let served = http::run(listener, &of_http, http_stops);
-        // Without connections there is nothing to generate.
-        of_http.queue.close();
-        served
+        let closing = Closing(of_http);
+        http::run(listener, &closing.0, http_stops)
     });
     let http = http.map_err(|error| Error::Invalid(format!("cannot start the thread for connections: {error}")))?;
     let generated = on_listening(bound).and_then(|()| Scheduler::new(model, slots, &shared).run(stop));

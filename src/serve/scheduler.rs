@@ -107,7 +107,7 @@ impl<'a> Scheduler<'a> {
     fn slot_for(&self, job: &Job) -> (usize, usize) {
         let shared = |slot: usize| {
             // The last token is computed in any case: the first that is drawn follows from it. Other tasks need all.
-            let most = job.prompt.len() - 1;
+            let most = job.prompt.len().saturating_sub(1);
             let same = self.kept[slot].iter().zip(&job.prompt[..most]).take_while(|(old, new)| old == new).count();
             if job.task != Task::Generate { 0 } else { same / self.chunk * self.chunk }
         };

@@ -9,8 +9,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::error::TrySendError;
 
-/// How long a client may leave its events unread before its text is ended.
+/// How long a client may leave events unread, in all, before its text is ended.
 const MOST_STALL: Duration = Duration::from_secs(10);
+
+/// The tokens at the end of a prompt that the text of the next may depend on: those of an unfinished character, and a
+/// word's beginning.
+const LAST_TOKENS: usize = 16;
 
 /// A text that is generated.
 pub(super) struct Text<'a> {
@@ -30,6 +34,8 @@ pub(super) struct Text<'a> {
     pooled: Vec<f64>,
     unsent: VecDeque<Event>,
     stalled: Option<Instant>,
+    /// In stalls before.
+    stalled_for: Duration,
     ended: bool,
     pub started: Instant,
 }
@@ -48,12 +54,14 @@ impl<'a> Text<'a> {
             pooled: vec![],
             unsent: VecDeque::new(),
             stalled: None,
+            stalled_for: Duration::ZERO,
             ended: false,
             started: Instant::now(),
             job,
         };
         // Not shown, but what a token means may depend on those before it.
-        for id in &text.job.prompt {
+        let last = text.job.prompt.len().saturating_sub(LAST_TOKENS);
+        for id in &text.job.prompt[last..] {
             text.writer.as_mut().expect("it is there").push_prompt(*id)?;
         }
         Ok(text)
@@ -91,7 +99,8 @@ impl<'a> Text<'a> {
         let text = writer.push(id)?;
         let is_end = self.job.ends.contains(&id);
         let (ended, full) = (writer.end().is_some(), self.generated() >= self.job.max_tokens);
-        if !is_end && (!text.is_empty() || logprob.is_some()) {
+        let is_shown = if is_end { self.job.reports_end && logprob.is_some() } else { true };
+        if is_shown && (!text.is_empty() || logprob.is_some()) {
             self.send(EventKind::Token { text, logprob });
         }
         match (ended, full) {
@@ -152,7 +161,7 @@ impl<'a> Text<'a> {
     pub fn flush(&mut self) {
         while let Some(event) = self.unsent.pop_front() {
             match self.job.events.try_send(event) {
-                Ok(()) => self.stalled = None,
+                Ok(()) => self.stalled_for += self.stalled.take().map_or(Duration::ZERO, |since| since.elapsed()),
                 Err(TrySendError::Full(event)) => {
                     self.unsent.push_front(event);
                     self.stalled.get_or_insert_with(Instant::now);
@@ -163,9 +172,10 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Whether nothing is left to do: the text has ended and all was taken, or its client is gone or too slow.
+    /// Whether the slot can be released: the text has ended and all was taken, or its client is gone or too slow.
     pub fn is_done(&self) -> bool {
-        let is_too_slow = self.stalled.is_some_and(|since| since.elapsed() > MOST_STALL);
+        let stall = self.stalled.map_or(Duration::ZERO, |since| since.elapsed());
+        let is_too_slow = self.stalled_for + stall > MOST_STALL;
         (self.ended && self.unsent.is_empty()) || self.job.events.is_closed() || is_too_slow
     }
 

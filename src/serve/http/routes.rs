@@ -18,7 +18,7 @@ use std::time::Instant;
 
 const PAGE: &str = include_str!("../page.html");
 
-/// What is at a path.
+/// A route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Route {
     Page,
@@ -207,6 +207,9 @@ fn tokenize(fields: &Fields, shared: &Shared) -> Result<Value, ApiError> {
 fn detokenize(fields: &Fields, shared: &Shared) -> Result<Value, ApiError> {
     let list =
         fields.list("tokens")?.ok_or_else(|| ApiError::field("tokens", "tokens: expected a list of token ids"))?;
+    if list.len() > shared.context {
+        return Err(ApiError::too_long("tokens", list.len(), shared.context));
+    }
     let ids = protocol::token_ids("tokens", list, shared.text.tokenizer.vocab_size())?;
     let text = shared.text.tokenizer.decode(&ids).map_err(|error| ApiError::field("tokens", error.to_string()))?;
     Ok(json!({"content": text, "prompt": text}))

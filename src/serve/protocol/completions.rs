@@ -13,6 +13,9 @@ use tokio::sync::mpsc::channel;
 /// What OpenAI generates without `max_tokens`.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
+/// Most log-probabilities of prompts in a request: about 100 MB of JSON.
+const MOST_REPORTED: usize = 1 << 20;
+
 pub(super) fn read(fields: &Fields, shared: &Arc<Shared>) -> Result<Accepted, ApiError> {
     fields.unsupported("suffix", |value| value == "")?;
     fields.unsupported("response_format", |value| value["type"] == "text")?;
@@ -33,6 +36,13 @@ pub(super) fn read(fields: &Fields, shared: &Arc<Shared>) -> Result<Accepted, Ap
             return Err(ApiError::too_long("prompt", ids.len(), shared.context));
         }
     }
+    if let Some(top) = top.filter(|_| echo) {
+        let reported: usize = prompts.iter().map(|prompt| prompt.ids.len() * (top + 1) * settings.n).sum();
+        if reported > MOST_REPORTED {
+            let message = format!("logprobs: {reported} log-probabilities; at most {MOST_REPORTED} in a request");
+            return Err(ApiError::field("logprobs", message));
+        }
+    }
     let count = prompts.len() * settings.n;
     check_count(if settings.n > 1 { "n" } else { "prompt" }, count, shared)?;
     let (sender, events) = channel(UNREAD_EVENTS * count);
@@ -42,6 +52,8 @@ pub(super) fn read(fields: &Fields, shared: &Arc<Shared>) -> Result<Accepted, Ap
             let most = max_tokens.min(shared.context - ids.len());
             jobs.push(Job {
                 ends: shared.text.ends(),
+                // lm-evaluation-harness counts one token for `max_tokens: 1`.
+                reports_end: true,
                 task: if echo && top.is_some() { Task::Score } else { Task::Generate },
                 top_logprobs: top,
                 ..settings.job(jobs.len(), number, ids.clone(), most, &sender)

@@ -61,7 +61,7 @@ impl ApiError {
     }
 
     pub fn no_path(path: &str) -> ApiError {
-        ApiError::new(404, "invalid_request_error", format!("there is nothing at {path}; docs/serve.md has the paths"))
+        ApiError::new(404, "invalid_request_error", format!("unknown path {path}; see docs/serve.md"))
     }
 
     pub fn wrong_method(method: &str, path: &str, allowed: &str) -> ApiError {

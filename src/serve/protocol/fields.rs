@@ -5,6 +5,9 @@ use super::ApiError;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
+/// Bytes of a text in [`Fields::texts`]: each is searched for at every token.
+const LONGEST_TEXT: usize = 1024;
+
 type Read<T> = Result<T, ApiError>;
 
 /// The fields of an object.
@@ -14,7 +17,7 @@ pub(in crate::serve) struct Fields<'a>(&'a Map<String, Value>);
 pub(in crate::serve) fn parse(body: &[u8]) -> Read<Map<String, Value>> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(ApiError::invalid("the body is JSON, but no object; send {\"..\": ..}")),
+        Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
         Err(error) => Err(ApiError::invalid(format!("the body is not JSON: {error}"))),
     }
 }
@@ -57,10 +60,11 @@ impl<'a> Fields<'a> {
         self.read(name, &expected, |value| integer(value).filter(|number| range.contains(number)))
     }
 
-    /// A string or a list of up to `most`, none of them empty.
+    /// A string or a list of up to `most`, none of them empty or long.
     pub fn texts(&self, name: &str, most: usize) -> Read<Vec<String>> {
-        let expected = format!("a string, or a list of up to {most} strings, none of them empty");
-        let of = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(String::from);
+        let expected = format!("a string, or a list of up to {most} strings, each of 1 to {LONGEST_TEXT} bytes");
+        let fits = |text: &&str| (1..=LONGEST_TEXT).contains(&text.len());
+        let of = |value: &Value| value.as_str().filter(fits).map(String::from);
         let texts = self.read(name, &expected, |value| match value {
             Value::Array(all) if all.len() <= most => all.iter().map(of).collect(),
             one => of(one).map(|text| vec![text]),

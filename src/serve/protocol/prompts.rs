@@ -1,7 +1,7 @@
 //! Prompts of completions and inputs of embeddings.
 
 use super::fields::{token_ids, wrong};
-use super::{ApiError, Fields};
+use super::{ApiError, Fields, check_count};
 use crate::serve::Shared;
 use crate::train::prompt_ids;
 use serde_json::Value;
@@ -20,7 +20,10 @@ pub(super) fn prompts(fields: &Fields, name: &str, shared: &Shared) -> Result<Ve
     match given {
         Value::Array(all) if all.is_empty() => Err(wrong(name, EXPECTED, given)),
         Value::Array(all) if all.iter().all(Value::is_number) => Ok(vec![of_ids(name, all, shared)?]),
-        Value::Array(all) => all.iter().map(|one| prompt(name, one, EXPECTED, shared)).collect(),
+        Value::Array(all) => {
+            check_count(name, all.len(), shared)?;
+            all.iter().map(|one| prompt(name, one, EXPECTED, shared)).collect()
+        }
         one => Ok(vec![prompt(name, one, EXPECTED, shared)?]),
     }
 }
@@ -30,6 +33,10 @@ fn prompt(name: &str, value: &Value, expected: &str, shared: &Shared) -> Result<
         Value::String(text) => {
             let ids = prompt_ids(&shared.text.tokenizer, text);
             let ids = ids.map_err(|error| ApiError::field(name, format!("{name}: {error}")))?;
+            // Some tokenizers drop whitespace.
+            if ids.is_empty() {
+                return Err(ApiError::field(name, format!("{name}: the text has no tokens")));
+            }
             Ok(Prompt { text: text.clone(), ids })
         }
         Value::Array(ids) if !ids.is_empty() => of_ids(name, ids, shared),
@@ -38,6 +45,9 @@ fn prompt(name: &str, value: &Value, expected: &str, shared: &Shared) -> Result<
 }
 
 fn of_ids(name: &str, list: &[Value], shared: &Shared) -> Result<Prompt, ApiError> {
+    if list.len() > shared.context {
+        return Err(ApiError::too_long(name, list.len(), shared.context));
+    }
     let tokenizer = &shared.text.tokenizer;
     let ids = token_ids(name, list, tokenizer.vocab_size())?;
     let text = tokenizer.decode(&ids).map_err(|error| ApiError::field(name, format!("{name}: {error}")))?;

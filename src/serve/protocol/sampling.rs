@@ -17,6 +17,8 @@ pub(super) const MOST_TOP_LOGPROBS: i64 = 20;
 /// What is said of every text of a request.
 pub(super) struct Settings {
     sampling: Sampling,
+    /// `None` for another one for each text.
+    seed: Option<u64>,
     frequency_penalty: f32,
     presence_penalty: f32,
     pub stops: Vec<String>,
@@ -39,6 +41,7 @@ impl Settings {
         };
         Ok(Settings {
             sampling: sampling(fields, shared)?,
+            seed: fields.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64),
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
             presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0) as f32,
             stops: fields.texts("stop", MOST_STOPS)?,
@@ -51,7 +54,7 @@ impl Settings {
 
     /// The text number `index` of a request, which follows a prompt; text `choice` of it takes a seed of its own.
     pub fn job(&self, index: usize, choice: usize, prompt: Vec<u32>, max_tokens: usize, events: &Sender<Event>) -> Job {
-        let seed = self.sampling.seed.wrapping_add(choice as u64);
+        let seed = self.seed.map_or_else(random_seed, |seed| seed.wrapping_add(choice as u64));
         Job {
             index,
             prompt,
@@ -61,6 +64,7 @@ impl Settings {
             presence_penalty: self.presence_penalty,
             stops: self.stops.clone(),
             ends: vec![],
+            reports_end: false,
             task: Task::Generate,
             top_logprobs: None,
             events: events.clone(),
@@ -73,7 +77,6 @@ fn sampling(fields: &Fields, shared: &Shared) -> Result<Sampling, ApiError> {
     let tokens = shared.text.tokenizer.vocab_size();
     // Some clients send -1 for all tokens.
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.unwrap_or(0);
-    let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
     let sampling = Sampling {
         tokens,
         logit_bias: logit_bias(fields, tokens)?,
@@ -83,7 +86,8 @@ fn sampling(fields: &Fields, shared: &Shared) -> Result<Sampling, ApiError> {
         // 0 is the likeliest token alone.
         top_p: fields.number("top_p", 0.0..=1.0)?.unwrap_or(1.0).max(1e-6),
         min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
-        seed: seed.map_or_else(random_seed, |seed| seed as u64),
+        // Each text has its own.
+        seed: 0,
     };
     sampling.check().map_err(|error| ApiError::invalid(error.to_string()))?;
     Ok(sampling)

@@ -55,6 +55,8 @@ pub(super) fn of_message(name: &str, calls: &Value) -> Result<Value, ApiError> {
     let call = |call: &Value| {
         let function = &call["function"];
         let arguments = match &function["arguments"] {
+            // Some clients send it for functions without parameters.
+            Value::String(text) if text.trim().is_empty() => json!({}),
             Value::String(text) => serde_json::from_str(text).ok()?,
             Value::Object(object) => Value::Object(object.clone()),
             _ => return None,

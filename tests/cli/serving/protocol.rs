@@ -73,6 +73,9 @@ fn chats_and_completions_follow_the_protocol() {
     let texts: Vec<&str> = many["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
     assert!(texts.len() == 4 && texts[0].starts_with("ab") && texts[2].starts_with("cd"), "{texts:?}");
     assert_eq!(many["usage"]["prompt_tokens"], 4);
+    let equal = json!({"prompt": ["ab", "ab"], "max_tokens": 20, "temperature": 5});
+    let equal = server.post("/v1/completions", &equal).ok();
+    assert_ne!(equal["choices"][0]["text"], equal["choices"][1]["text"], "each has a seed of its own");
     let by_ids = server.post("/v1/completions", &json!({"prompt": [[1, 2], [3]], "max_tokens": 0, "echo": true})).ok();
     assert_eq!(by_ids["choices"][1]["finish_reason"], "length");
     assert_eq!(by_ids["usage"]["completion_tokens"], 0);
@@ -197,7 +200,7 @@ fn embeddings_are_mean_hidden_states() {
 fn every_mistake_is_told_with_its_status() {
     let sandbox = sandbox();
     sandbox.write("key", "s3cret\n");
-    let server = Server::start(&sandbox, "llama", &["--name", "tiny", "--api-key-file", "key", "--queue", "4"]);
+    let server = Server::start(&sandbox, "llama", &["--name", "tiny", "--api-key-file", "key", "--queue", "4", "-v"]);
     let key = "Authorization: Bearer s3cret\r\n";
     let post = |path: &str, body: &str| server.request("POST", path, key, body);
     let chats = |further: Value| post("/v1/chat/completions", &chat("a", &further).to_string());
@@ -209,7 +212,7 @@ fn every_mistake_is_told_with_its_status() {
     server.request("GET", "/v1/chat/completions", key, "").fails_with(405, "POST");
     let elsewhere = format!("{key}Origin: http://example.com\r\n");
     server.request("POST", "/v1/chat/completions", &elsewhere, "{}").fails_with(403, "other sites");
-    for (body, part) in [("", "not JSON"), ("[]", "no object"), ("{", "not JSON"), ("{}", "messages")] {
+    for (body, part) in [("", "not JSON"), ("[]", "a JSON object"), ("{", "not JSON"), ("{}", "messages")] {
         post("/v1/chat/completions", body).fails_with(400, part);
     }
     for (further, part) in [
@@ -267,9 +270,10 @@ fn every_mistake_is_told_with_its_status() {
     answer(stream).fails_with(403, "localhost");
     let headers: String = (0..100).map(|i| format!("X-{i}: 1\r\n")).collect();
     assert_eq!(server.request("GET", "/health", &headers, "").status, 431);
-    assert_eq!(chats(json!({})).status, 200);
+    assert_eq!(post("/v1/chat/completions", &chat("Say it", &json!({})).to_string()).status, 200);
     let run = server.stop();
-    assert!(!run.stderr.contains("s3cret"), "{run:?}");
+    assert!(run.stderr.contains("/v1/chat/completions"), "{run:?}");
+    assert!(!run.stderr.contains("s3cret") && !run.stderr.contains("Say it"), "{run:?}");
 }
 
 #[test]
