@@ -40,7 +40,9 @@ P
 }
 
 weights_agree() {
-    cmp "$work/$1"/checkpoints/*/model.safetensors "$work/$2"/checkpoints/*/model.safetensors
+    local last
+    last="checkpoints/$(cat "$work/$1/last")/model.safetensors"
+    cmp "$work/$1/$last" "$work/$2/$last"
     echo "ok: $1 and $2 have the same weights to the bit"
 }
 
