@@ -1,8 +1,9 @@
 //! The caches of a fixed number of texts of different lengths, for continuous batching: texts join and leave between
 //! steps, and a step computes the next token of every text at once.
 //!
-//! The shape of a step is fixed: rows without a text are padding. A row depends on its own text alone, so a text has
-//! the same bits whatever is computed beside it.
+//! On a GPU the shape of a step is fixed: rows without a text are padding. A row depends on its own text alone, so a
+//! text has the same bits whatever is computed beside it. On the CPU each text is computed by itself: a product with one
+//! row is faster than a fourth of one with four, and slots without a text cost nothing.
 
 use super::{Cache, CachedTokens, KvView, LanguageModel, Past};
 use crate::nn::Dropout;
@@ -115,12 +116,31 @@ impl Slots {
             self.cache.advance_only(&advances, &before)?;
             return Ok(logits);
         }
+        if !device.is_gpu() {
+            return self.step_each(model, next);
+        }
         (self.positions, self.starts) = device_positions(next, &device)?;
         no_grad(|| {
             let h = model.hidden(&ids, Past::Slots(self), &Dropout::off())?; // (B, 1, C)
             let c = h.shape().last_dim();
             h.reshape([next.len(), c])?.linear_to_f32(model.head(), model.head_bias())
         })
+    }
+
+    /// [`Slots::step`] text by text.
+    fn step_each(&self, model: &dyn LanguageModel, next: &[Option<Next>]) -> Result<Tensor> {
+        let (vocabulary, device) = (model.head().shape().rows(), model.device());
+        let mut logits = Vec::new();
+        for (slot, next) in next.iter().enumerate() {
+            let Some(Next { id, position }) = *next else {
+                logits.resize(logits.len() + vocabulary, 0.0);
+                continue;
+            };
+            let ids = Tensor::from_u32(&[id], [1, 1], &device)?;
+            let mut cache = self.cache.sequence(slot, position);
+            logits.extend(model.next_token_logits(&ids, &mut cache)?.to_f32()?);
+        }
+        Tensor::from_f32(&logits, [next.len(), vocabulary], &device)
     }
 
     fn check(&self, i: usize) -> Result<()> {

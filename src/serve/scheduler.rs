@@ -2,7 +2,7 @@
 //! turn reads a chunk of one prompt and computes the next token of every text.
 //!
 //! A text does not depend on what runs beside it, to the bit: its prompt is read alone, in chunks that begin at
-//! multiples of their size, and a step has the same shape whatever its slots hold. Whole chunks of a prompt stay in the
+//! multiples of their size, and steps are those of `models::Slots`. Whole chunks of a prompt stay in the
 //! slot, so that the next text with the same beginning skips them.
 
 use super::Shared;
