@@ -29,7 +29,7 @@ pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};
 pub use llama::Llama;
 pub use lora::Lora;
-pub use slots::{Next, Slots, all_logits, hidden_states};
+pub use slots::{Next, Slots, hidden_states, logits_of_states};
 
 use crate::nn::{Dropout, Module};
 use crate::ops::Criterion;

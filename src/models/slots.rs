@@ -183,13 +183,12 @@ pub fn hidden_states(model: &dyn LanguageModel, ids: &Tensor, cache: &mut Cache)
     })
 }
 
-/// The logits after every token of [`hidden_states`]: (T, V), f32.
+/// The logits of final hidden states (T, C): (T, V), f32.
 ///
 /// # Errors
-/// Those of [`hidden_states`].
-pub fn all_logits(model: &dyn LanguageModel, ids: &Tensor, cache: &mut Cache) -> Result<Tensor> {
-    let h = hidden_states(model, ids, cache)?; // (T, C)
-    no_grad(|| h.linear_to_f32(model.head(), model.head_bias()))
+/// If the shape does not fit the model, or the device runs out of memory.
+pub fn logits_of_states(model: &dyn LanguageModel, states: &Tensor) -> Result<Tensor> {
+    no_grad(|| states.linear_to_f32(model.head(), model.head_bias()))
 }
 
 #[cfg(test)]
@@ -295,8 +294,9 @@ mod tests {
         assert_eq!(tokens, 4);
         assert!(first.iter().zip(&again).all(|(a, b)| (a - b).abs() < 1e-5));
         let mut cache = slots.open(&*model, 0, 0).unwrap();
-        let all = all_logits(&*model, &Tensor::from_u32(&[1, 2, 3, 4], [1, 4], &Device::Cpu).unwrap(), &mut cache);
-        let all = all.unwrap().to_f32().unwrap();
+        let ids = Tensor::from_u32(&[1, 2, 3, 4], [1, 4], &Device::Cpu).unwrap();
+        let states = hidden_states(&*model, &ids, &mut cache).unwrap();
+        let all = logits_of_states(&*model, &states).unwrap().to_f32().unwrap();
         assert!(first.iter().zip(&all[150..]).all(|(a, b)| (a - b).abs() < 1e-5));
     }
 }

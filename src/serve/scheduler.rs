@@ -9,7 +9,7 @@ use super::Shared;
 use super::job::{EventKind, FinishReason, Job, Logprob, Task};
 use super::text::Text;
 use crate::generate::draw_each;
-use crate::models::{LanguageModel, Next, Slots, all_logits, hidden_states};
+use crate::models::{LanguageModel, Next, Slots, hidden_states, logits_of_states};
 use crate::{DType, Error, Result, Tensor};
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -19,6 +19,8 @@ use std::time::Duration;
 /// Tokens of a prompt that are read at once, on the CPU and on a GPU: other texts wait that long for their next token.
 const CPU_CHUNK: usize = 128;
 const GPU_CHUNK: usize = 512;
+/// Tokens of a prompt whose logits are in memory at once.
+const SCORED_AT_ONCE: usize = 64;
 /// How often an idle server looks whether it is to stop, and a blocked one whether a client reads again.
 const IDLE_WAIT: Duration = Duration::from_millis(20);
 const STALLED_WAIT: Duration = Duration::from_millis(2);
@@ -148,10 +150,9 @@ impl<'a> Scheduler<'a> {
         let begin = cache.tokens();
         let end = ((begin / self.chunk + 1) * self.chunk).min(text.job.prompt.len());
         let ids = Tensor::from_u32(&text.job.prompt[begin..end], [1, end - begin], &self.model.device())?;
-        let output = match text.job.task {
+        let mut output = match text.job.task {
             Task::Generate => self.model.next_token_logits(&ids, cache)?, // (1, V)
-            Task::Score => all_logits(self.model, &ids, cache)?,          // (T, V)
-            Task::Embed => hidden_states(self.model, &ids, cache)?,       // (T, C)
+            Task::Score | Task::Embed => hidden_states(self.model, &ids, cache)?, // (T, C)
         };
         metrics.prompt_tokens(end - begin);
         if end.is_multiple_of(self.chunk) && !self.model.config().is_recurrent() {
@@ -159,7 +160,16 @@ impl<'a> Scheduler<'a> {
         }
         match text.job.task {
             Task::Generate => {}
-            Task::Score => text.send(EventKind::Prompt(score(&text.job, begin, end, &output)?)),
+            Task::Score => {
+                let mut scored = vec![];
+                let states = output.clone();
+                for start in (0..end - begin).step_by(SCORED_AT_ONCE) {
+                    let rows = SCORED_AT_ONCE.min(end - begin - start);
+                    output = logits_of_states(self.model, &states.narrow(0, start, rows)?)?;
+                    scored.extend(score(&text.job, begin + start, begin + start + rows, &output)?);
+                }
+                text.send(EventKind::Prompt(scored));
+            }
             Task::Embed => text.pool(&output.to_dtype(DType::F32)?.to_f32()?, output.shape().last_dim()),
         }
         if end < text.job.prompt.len() {

@@ -4,7 +4,7 @@ use super::data::NOWHERE;
 use super::{Defined, HUGE, Refused, Row, zeros};
 use rustyflow::models::{
     self, AdapterWeights, Cache, Documents, Gpt2, LanguageModel, Llama, LlamaConfig, Lora, ModelConfig, ModelKind,
-    ModelWeights, Next, Past, Slots, all_logits, hidden_states, to_device_as_f16, to_device_quantized,
+    ModelWeights, Next, Past, Slots, hidden_states, logits_of_states, to_device_as_f16, to_device_quantized,
 };
 use rustyflow::optim::ParameterArena;
 use rustyflow::{DType, Device, Result, Shape, Tensor};
@@ -136,9 +136,8 @@ fn pasts() -> Vec<Row> {
             let (model, ids) = (model(&small(), d)?, Tensor::from_u32(&[1; 9], [1, 9], d)?);
             hidden_states(&*model, &ids, &mut model.cache(1, 8)?).map(drop)
         }),
-        ("all_logits", Refused, |d| {
-            let (model, ids) = (model(&small(), d)?, Tensor::from_u32(&[1; 9], [1, 9], d)?);
-            all_logits(&*model, &ids, &mut model.cache(1, 8)?).map(drop)
+        ("logits_of_states", Refused, |d| {
+            logits_of_states(&*model(&small(), d)?, &Tensor::from_f32(&[0.0; 3], [1, 3], d)?).map(drop)
         }),
         ("Past::layer", Refused, |d| Past::Cache(&mut cache(d)?).layer(1).map(drop)),
         ("Past::layer", Defined, |_| {
