@@ -176,7 +176,8 @@ fn check_counts([batch, context]: [usize; 2], steps: usize, rounds: usize) -> Re
         return Ok(());
     }
     Err(Error::Invalid(format!(
-        "{rounds} rounds of {steps} steps of {batch} sequences of {context} tokens take no time: give at least 1 of each"
+        "{rounds} rounds of {steps} steps of {batch} sequences of {context} tokens take no time: give at least 1 of \
+         each"
     )))
 }
 

@@ -2,8 +2,8 @@
 //! steps, and a step computes the next token of every text at once.
 //!
 //! On a GPU the shape of a step is fixed: rows without a text are padding. A row depends on its own text alone, so a
-//! text has the same bits whatever is computed beside it. On the CPU each text is computed by itself: a product with one
-//! row is faster than a fourth of one with four, and slots without a text cost nothing.
+//! text has the same bits whatever is computed beside it. On the CPU each text is computed by itself: a product with
+//! one row is faster than a fourth of one with four, and slots without a text cost nothing.
 
 use super::{Cache, CachedTokens, KvView, LanguageModel, Past};
 use crate::nn::Dropout;
@@ -38,11 +38,10 @@ impl Slots {
     /// # Errors
     /// If there are none, or the device runs out of memory.
     pub fn new(model: &dyn LanguageModel, count: usize, context: usize) -> Result<Slots> {
-        let context = context.min(model.config().context());
+        let (context, room) = room(model, context);
         if count == 0 || context == 0 {
             return Err(Error::Invalid(format!("{count} slots of {context} tokens; expected at least one of each")));
         }
-        let room = context.checked_next_multiple_of(ALIGNMENT).unwrap_or(context);
         let (config, device) = (model.config(), model.device());
         let cache = match config.kv_cache() {
             (0, _) => model.cache(count, 0)?,
@@ -67,7 +66,7 @@ impl Slots {
     /// Bytes of the caches of `count` slots, as [`Slots::new`] allocates them for a model that is moved to its device.
     pub fn size_bytes(model: &dyn LanguageModel, count: usize, context: usize) -> u64 {
         let (layers, width) = model.config().kv_cache();
-        let room = context.min(model.config().context()).saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        let (_, room) = room(model, context);
         let per_token = layers * width * model.head().operand_dtype().size_bytes();
         [count, room].iter().fold(per_token as u64, |bytes, n| bytes.saturating_mul(*n as u64))
     }
@@ -157,6 +156,12 @@ impl Slots {
     pub(super) fn layer(&self, i: usize) -> Result<KvView<'_>> {
         Ok(KvView { tokens: CachedTokens::Ragged(&self.starts), ..self.cache.layer(i)? })
     }
+}
+
+/// The tokens of a slot, and those that its cache has room for.
+fn room(model: &dyn LanguageModel, context: usize) -> (usize, usize) {
+    let context = context.min(model.config().context());
+    (context, context.checked_next_multiple_of(ALIGNMENT).unwrap_or(context))
 }
 
 /// The positions (B, 1) of these tokens, and the cached tokens (B) of each slot.

@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::CONTENT_LENGTH;
 use hyper::{Method, Request, Response};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -107,7 +108,7 @@ async fn answer(
         Route::Models => Ok(respond::json(&json!({"object": "list", "data": [model(shared)]}))),
         Route::Model => {
             let name = request.uri().path().rsplit_once("/models/").map_or("", |(_, name)| name);
-            let is_served = percent_decoded(name) == shared.options.name.as_bytes();
+            let is_served = percent_decode_str(name).eq(shared.options.name.bytes());
             if is_served {
                 Ok(respond::json(&model(shared)))
             } else {
@@ -238,18 +239,6 @@ fn model(shared: &Shared) -> Value {
     })
 }
 
-/// A part of a path with its `%20`.
-fn percent_decoded(text: &str) -> Vec<u8> {
-    let (mut out, mut rest) = (vec![], text.as_bytes());
-    while let [first, tail @ ..] = rest {
-        let hex = (*first == b'%').then(|| tail.get(..2)).flatten();
-        let byte = hex.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
-        out.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { &tail[2..] } else { tail };
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +253,6 @@ mod tests {
         for path in ["", "/v1", "/v1models", "/v2/models", "/nothing", "/models.json"] {
             assert_eq!(Route::of(path), None, "{path}");
         }
-        assert_eq!(percent_decoded("a%2Fb%20c%zz%"), b"a/b c%zz%");
+        assert!(percent_decode_str("a%2Fb%20c%zz%").eq(*b"a/b c%zz%"));
     }
 }

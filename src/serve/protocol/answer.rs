@@ -1,14 +1,13 @@
 //! The answer to a request, whole or in chunks.
 
-use super::ApiError;
 use super::logprobs::{CompletionLogprobs, of_chat};
 use super::tools::{self, ToolCall};
+use super::{ApiError, random_number};
 use crate::serve::Shared;
 use crate::serve::job::{Event, EventKind, FinishReason, Logprob, Usage};
 use serde_json::{Value, json};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What was asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +114,7 @@ impl Choice {
 impl Answer {
     pub(super) fn new(endpoint: Endpoint, shared: Arc<Shared>, choices: Vec<Choice>) -> Answer {
         let prefix = if endpoint == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
-        let id = format!("{prefix}-{:016x}", RandomState::new().hash_one(Instant::now()));
+        let id = format!("{prefix}-{:016x}", random_number());
         Answer { endpoint, id, created: unix_time(), shared, choices, usage: Usage::default() }
     }
 

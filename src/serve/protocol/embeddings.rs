@@ -6,12 +6,10 @@ use super::sampling::Settings;
 use super::{ApiError, Fields, check_count, check_model, parse};
 use crate::serve::Shared;
 use crate::serve::job::{Event, EventKind, Job, Task, UNREAD_EVENTS};
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, channel};
-
-/// Base64's digits.
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// A request that was understood: the texts to embed, and how to answer.
 pub(in crate::serve) struct Embeddings {
@@ -72,38 +70,15 @@ impl Embeddings {
             }
         }
         let entry = |(index, vector): (usize, &Vec<f32>)| {
-            let embedding = if self.in_base64 { base64(bytemuck::cast_slice(vector)).into() } else { json!(vector) };
+            let embedding = if self.in_base64 {
+                BASE64_STANDARD.encode(bytemuck::cast_slice::<_, u8>(vector)).into()
+            } else {
+                json!(vector)
+            };
             json!({"object": "embedding", "index": index, "embedding": embedding})
         };
         let data: Value = self.vectors.iter().flatten().enumerate().map(entry).collect();
         let usage = json!({"prompt_tokens": self.tokens, "total_tokens": self.tokens});
         Ok(json!({"object": "list", "data": data, "model": self.shared.options.name, "usage": usage}))
-    }
-}
-
-/// RFC 4648, with padding.
-fn base64(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, i| bits << 8 | three.get(i).map_or(0, |byte| u32::from(*byte)));
-        for digit in 0..4 {
-            let value = (bits >> (18 - 6 * digit)) as usize & 63;
-            text.push(if digit > three.len() { '=' } else { char::from(DIGITS[value]) });
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        let vectors = ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"];
-        for (length, expected) in vectors.iter().enumerate() {
-            assert_eq!(base64(&b"foobar"[..length]), *expected);
-        }
-        assert_eq!(base64(&[0xff, 0xfe]), "//4=");
     }
 }

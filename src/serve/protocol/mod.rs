@@ -21,7 +21,9 @@ pub(super) use stream::Chunks;
 
 use super::Shared;
 use super::job::Job;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::mpsc::Receiver;
 
 /// A request that was understood: the texts to generate, where their events come from, and how to answer.
@@ -46,6 +48,11 @@ pub(super) fn read(endpoint: Endpoint, body: &[u8], shared: &Arc<Shared>) -> Res
         Endpoint::Chat => chat::read(&fields, shared),
         Endpoint::Completions => completions::read(&fields, shared),
     }
+}
+
+/// A number for an id or a seed: the standard library's hashes have random keys.
+fn random_number() -> u64 {
+    RandomState::new().hash_one(Instant::now())
 }
 
 /// Checks the name of the model, if there is one.

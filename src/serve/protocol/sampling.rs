@@ -1,11 +1,10 @@
 //! The fields that chats and completions share: how tokens are drawn, and how long a text may be.
 
 use super::fields::{integer, wrong};
-use super::{ApiError, Fields};
+use super::{ApiError, Fields, random_number};
 use crate::generate::Sampling;
 use crate::serve::Shared;
 use crate::serve::job::{Event, Job, Task};
-use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
 
@@ -54,7 +53,7 @@ impl Settings {
 
     /// The text number `index` of a request, which follows a prompt; text `choice` of it takes a seed of its own.
     pub fn job(&self, index: usize, choice: usize, prompt: Vec<u32>, max_tokens: usize, events: &Sender<Event>) -> Job {
-        let seed = self.seed.map_or_else(random_seed, |seed| seed.wrapping_add(choice as u64));
+        let seed = self.seed.map_or_else(random_number, |seed| seed.wrapping_add(choice as u64));
         Job {
             index,
             prompt,
@@ -91,11 +90,6 @@ fn sampling(fields: &Fields, shared: &Shared) -> Result<Sampling, ApiError> {
     };
     sampling.check().map_err(|error| ApiError::invalid(error.to_string()))?;
     Ok(sampling)
-}
-
-/// A seed for a request without one.
-fn random_seed() -> u64 {
-    RandomState::new().hash_one(Instant::now())
 }
 
 /// What is added to the logits of tokens: ids are keys, and so strings.

@@ -2,11 +2,9 @@
 //! Qwen2.5 and Qwen3: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`. Nothing forces a call or its arguments.
 
 use super::fields::wrong;
-use super::{ApiError, Fields};
+use super::{ApiError, Fields, random_number};
 use crate::data::ChatTemplate;
 use serde_json::{Value, json};
-use std::hash::{BuildHasher, RandomState};
-use std::time::Instant;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -77,7 +75,7 @@ pub(super) fn parse(text: &str) -> Option<(&str, Vec<ToolCall>)> {
         let (body, after) = rest.split_once(CLOSE)?;
         let call: Value = serde_json::from_str(body.trim()).ok()?;
         let arguments = call.get("arguments").filter(|arguments| arguments.is_object())?;
-        let id = format!("call_{:016x}", RandomState::new().hash_one((Instant::now(), calls.len())));
+        let id = format!("call_{:016x}", random_number());
         calls.push(ToolCall { id, name: call["name"].as_str()?.to_string(), arguments: arguments.to_string() });
         match after.split_once(OPEN) {
             Some((_, next)) => rest = next,

@@ -2,6 +2,7 @@
 
 use super::{Server, answer, chat, sandbox};
 use crate::sandbox::Sandbox;
+use base64::prelude::{BASE64_STANDARD, Engine};
 use rustyflow::data::TextConventions;
 use rustyflow::models::{LanguageModel, Past};
 use rustyflow::nn::Dropout;
@@ -189,7 +190,12 @@ fn embeddings_are_mean_hidden_states() {
     let body = json!({"input": [5, 6, 7], "encoding_format": "base64"});
     let answer = server.post("/v1/embeddings", &body).ok();
     // Each three bytes are four digits.
-    assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), (32_usize * 4).div_ceil(3) * 4);
+    let text = answer["data"][0]["embedding"].as_str().unwrap();
+    assert_eq!(text.len(), (32_usize * 4).div_ceil(3) * 4);
+    let numbers = server.post("/v1/embeddings", &json!({"input": [5, 6, 7]})).ok()["data"][0]["embedding"].clone();
+    let numbers: Vec<f32> = numbers.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect();
+    let bytes = BASE64_STANDARD.decode(text).unwrap();
+    assert_eq!(bytes, bytemuck::cast_slice::<f32, u8>(&numbers), "the same numbers");
     server.post("/v1/embeddings", &json!({"input": []})).fails_with(400, "input: expected");
     server.post("/v1/embeddings", &json!({"input": "a", "dimensions": 3})).fails_with(400, "have 32");
     server.post("/v1/embeddings", &json!({"input": "a".repeat(300)})).fails_with(400, "context of 256");

@@ -32,8 +32,8 @@ impl Ballot {
         Ok(failures.to_f32() == [0.0])
     }
 
-    /// The part of the parameters that each rank updates, of which this one's is `own`, of so many in all; nothing where
-    /// each updates all. All ranks must call it.
+    /// The part of the parameters that each rank updates, of which this one's is `own`, of so many in all; nothing
+    /// where each updates all. All ranks must call it.
     ///
     /// # Errors
     /// If a rank failed.

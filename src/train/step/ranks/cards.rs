@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// The exchange buffers of this rank, which gives so many bytes in a step, in elements of `dtype`; `None` where gradients
-/// go through host memory. Then what a user should know.
+/// The exchange buffers of this rank, which gives so many bytes in a step, in elements of `dtype`; `None` where
+/// gradients go through host memory. Then what a user should know.
 ///
 /// # Errors
 /// If a rank failed, or `train.comm` is `nccl` and a rank cannot take part.

@@ -28,7 +28,7 @@ use super::EXCHANGED;
 use super::ballot::Ballot;
 use super::token_rows::{StepRows, TokenRows};
 use super::writer::{Turn, Writer};
-use crate::comm::{Background, Encoded, Wire};
+use crate::comm::{Encoded, Wire};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::step::GradientSync;
 use crate::tensor::{Readback, with_hook};
@@ -49,7 +49,6 @@ const PIECE: usize = 1 << 21;
 
 /// The gradients of one rank of several.
 pub(super) struct DataParallel {
-    comm: Arc<Background>,
     ballot: Ballot,
     /// The buckets, in the order in which they are sent; `None` before the first update.
     order: Option<Vec<usize>>,
@@ -82,10 +81,9 @@ impl DataParallel {
     /// # Errors
     /// If a thread cannot be started.
     pub fn new(ballot: Ballot, wire: Wire, rows: Option<TokenRows>) -> Result<DataParallel> {
-        let comm = ballot.comm.clone();
-        let writer = Writer::start(comm.clone(), wire)?;
+        let writer = Writer::start(ballot.comm.clone(), wire)?;
         let state = Rc::default();
-        Ok(DataParallel { comm, ballot, order: None, state, writer, rows, rows_sent: 0, loss_sent: false })
+        Ok(DataParallel { ballot, order: None, state, writer, rows, rows_sent: 0, loss_sent: false })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
@@ -94,7 +92,7 @@ impl DataParallel {
     fn gather_parts(&mut self, parameters: &ParameterArena, parts: &[Range<usize>]) -> Result<()> {
         let pieces = parts.iter().map(|part| parameters.exchanged(part, PIECE));
         let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
-        let rank = self.comm.rank();
+        let rank = self.ballot.comm.rank();
         let (mut unread, device) = (&pieces[rank][..], parameters.values().device());
         let mut own = begin_reads(&mut unread, &device)?;
         let started = Instant::now();
@@ -105,7 +103,7 @@ impl DataParallel {
                 own = begin_reads(&mut unread, &device)?;
             }
             let read = own.pop_front();
-            let all = self.comm.begin_all_gather(move || match read {
+            let all = self.ballot.comm.begin_all_gather(move || match read {
                 Some(read) => Ok(Arc::new(read.wait()?)),
                 None => Ok(Arc::new(Vec::new())),
             });
@@ -142,7 +140,7 @@ impl DataParallel {
         let count = order.len() as u64;
         let own = std::iter::once(count).chain(order.into_iter().map(|bucket| bucket as u64));
         let own: Vec<u64> = own.filter(|_| !failed).collect();
-        let all = self.comm.all_gather(bytemuck::cast_slice(&own).into())?;
+        let all = self.ballot.comm.all_gather(bytemuck::cast_slice(&own).into())?;
         let all: Vec<Vec<u64>> = all.iter().map(|words| bytemuck::pod_collect_to_vec(words)).collect();
         if all.iter().any(Vec::is_empty) {
             return Ok(false);
@@ -263,7 +261,7 @@ impl GradientSync for DataParallel {
         }
         let loss_here = loss.read_later()?;
         loss.device().submit()?;
-        let loss_sum = self.comm.begin_all_reduce(move || Encoded::of_bytes(loss_here.wait()?, Wire::F32));
+        let loss_sum = self.ballot.comm.begin_all_reduce(move || Encoded::of_bytes(loss_here.wait()?, Wire::F32));
         self.loss_sent = true;
         let arrived = self.writer.finish()?;
         rows.map_or(Ok(()), |rows| rows.add())?;
@@ -287,7 +285,7 @@ impl GradientSync for DataParallel {
         let rows = self.rows.iter().flat_map(TokenRows::pieces);
         rows.skip(self.rows_sent).for_each(|len| self.writer.sum_zeros(len));
         if !self.loss_sent {
-            drop(self.comm.begin_all_reduce(|| Encoded::zeros(1, Wire::F32)));
+            drop(self.ballot.comm.begin_all_reduce(|| Encoded::zeros(1, Wire::F32)));
         }
         match self.writer.finish() {
             // Nobody uses what could not be written.
